@@ -1,0 +1,144 @@
+"""Every error clawstream raises.
+
+::
+
+    ClawstreamError
+    ├── SettingsError          a configuration key is unknown or its value cannot be used
+    ├── RecordError            a record cannot be used; carries topic, partition, offset
+    │   ├── NullValueError     it has no value and is no tick
+    │   ├── UndecodableError   its bytes are not one of the three wire forms
+    │   ├── UnknownSchemaError its schema id or fingerprint is not known here
+    │   ├── InvalidRecordError it decodes, but breaks its contract
+    │   └── OversizedError     it is larger than the topic takes
+    ├── SchemaError            a schema file is broken or incompatible
+    ├── TopicError             the cluster's topics differ from topics.yaml in a way that is refused
+    ├── BrokerError            Kafka cannot be reached, started or stopped
+    ├── StateError             state cannot be restored or written
+    ├── FencedError            a successor took over; this worker must stop
+    ├── RegistryError          the version registry cannot be used
+    ├── ArtifactError          adapter files are missing or damaged
+    ├── ModelError             a model or adapter cannot be loaded
+    ├── LearnerError           an update cannot be made
+    └── ImportFormatError      an export file is not what its importer reads
+
+A message names what, where and what to do. Errors of the libraries underneath are mapped to
+these at the edge where they appear.
+"""
+
+from __future__ import annotations
+
+from streams.contracts import DeadLetterReason
+
+
+class ClawstreamError(Exception):
+    """Base of all errors raised by clawstream."""
+
+
+class SettingsError(ClawstreamError):
+    """A configuration key is unknown, or its value cannot be used."""
+
+
+class RecordError(ClawstreamError):
+    """A record cannot be used.
+
+    Args:
+        message: What is wrong with it.
+        topic: Where it was read, if known.
+        partition: Its partition, if known.
+        offset: Its offset, if known.
+    """
+
+    reason: DeadLetterReason = DeadLetterReason.UNKNOWN
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        topic: str | None = None,
+        partition: int | None = None,
+        offset: int | None = None,
+    ) -> None:
+        self.detail = message
+        self.topic = topic
+        self.partition = partition
+        self.offset = offset
+        super().__init__(message)
+
+    def at(self, topic: str, partition: int, offset: int) -> RecordError:
+        """This error with the coordinates of the record it is about."""
+        return type(self)(self.detail, topic=topic, partition=partition, offset=offset)
+
+    def __str__(self) -> str:
+        if self.topic is None:
+            return self.detail
+        return f"{self.detail} (topic={self.topic} partition={self.partition} offset={self.offset})"
+
+
+class NullValueError(RecordError):
+    """A record has no value and is no tick."""
+
+    reason = DeadLetterReason.NULL_VALUE
+
+
+class UndecodableError(RecordError):
+    """A record's bytes are not one of the three wire forms."""
+
+    reason = DeadLetterReason.UNDECODABLE
+
+
+class UnknownSchemaError(RecordError):
+    """A record names a schema id or fingerprint that is not known here."""
+
+    reason = DeadLetterReason.UNKNOWN_SCHEMA
+
+
+class InvalidRecordError(RecordError):
+    """A record decodes, but breaks its contract."""
+
+    reason = DeadLetterReason.INVALID
+
+
+class OversizedError(RecordError):
+    """A record is larger than its topic takes."""
+
+    reason = DeadLetterReason.OVERSIZED
+
+
+class SchemaError(ClawstreamError):
+    """A schema file is broken or incompatible."""
+
+
+class TopicError(ClawstreamError):
+    """The cluster's topics differ from the inventory in a way that is refused."""
+
+
+class BrokerError(ClawstreamError):
+    """Kafka cannot be reached, started or stopped."""
+
+
+class StateError(ClawstreamError):
+    """A processor's state cannot be restored or written."""
+
+
+class FencedError(ClawstreamError):
+    """A successor took over this partition; nothing more may be written for it."""
+
+
+class RegistryError(ClawstreamError):
+    """The version registry cannot be used."""
+
+
+class ArtifactError(ClawstreamError):
+    """Adapter files are missing or damaged."""
+
+
+class ModelError(ClawstreamError):
+    """A model or adapter cannot be loaded."""
+
+
+class LearnerError(ClawstreamError):
+    """An update cannot be made."""
+
+
+class ImportFormatError(ClawstreamError):
+    """An export file is not what its importer reads."""

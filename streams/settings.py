@@ -1,0 +1,362 @@
+"""Settings: one typed file plus the environment, loaded once, frozen.
+
+Order, first wins: environment, the file, the defaults below. Every key can be set in the
+environment as ``CLAWSTREAM_<SECTION>__<KEY>``; the four addresses also answer to the short
+names that DESIGN gives them (``KAFKA_BOOTSTRAP_SERVERS``, ``SCHEMA_REGISTRY_URL``,
+``REGISTRY_URL``, ``ARTIFACTS_URL``). Unknown keys and unknown ``CLAWSTREAM_`` names are
+refused, so that a misspelt setting never passes for a default.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+import yaml
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_settings import (
+    BaseSettings,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from streams.errors import SettingsError
+
+PositiveInt = Annotated[int, Field(gt=0)]
+NonNegativeInt = Annotated[int, Field(ge=0)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+
+ENV_PREFIX = "CLAWSTREAM_"
+CONFIG_ENV = "CLAWSTREAM_CONFIG"
+"""Names the settings file, for processes that are started without ``--config``."""
+
+
+class Section(BaseModel):
+    """A frozen group of settings that refuses unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class KafkaSettings(Section):
+    """How to reach Kafka."""
+
+    bootstrap_servers: str | None = None
+    security_protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
+    sasl_mechanism: str | None = None
+    sasl_username: str | None = None
+    sasl_password: SecretStr | None = None
+    ssl_ca_location: Path | None = None
+    session_timeout_ms: PositiveInt = 10_000
+    max_message_bytes: PositiveInt = 8 * 1024 * 1024
+
+
+class AlignSettings(Section):
+    """The aligner's rules (ALIGNMENT.md, Settings)."""
+
+    settle_ms: NonNegativeInt = 30_000
+    gap_ms: PositiveInt = 300_000
+    max_open_ms: PositiveInt = 1_800_000
+    max_steps: PositiveInt = 16
+    max_bytes: PositiveInt = 64 * 1024
+    attribution_window_ms: NonNegativeInt = 600_000
+    orphan_wait_ms: NonNegativeInt = 3_600_000
+    horizon_ms: PositiveInt = 86_400_000
+    max_skew_ms: NonNegativeInt = 60_000
+    max_context_bytes: NonNegativeInt = 32 * 1024
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not self.settle_ms <= self.gap_ms <= self.max_open_ms:
+            raise ValueError("settle_ms <= gap_ms <= max_open_ms must hold")
+        if self.max_open_ms < self.settle_ms + self.max_skew_ms:
+            raise ValueError("max_open_ms >= settle_ms + max_skew_ms must hold")
+        if self.horizon_ms < self.max_open_ms + self.orphan_wait_ms:
+            raise ValueError("horizon_ms >= max_open_ms + orphan_wait_ms must hold")
+        return self
+
+
+class WorkerSettings(Section):
+    """How the Faust workers run."""
+
+    tick_interval_ms: PositiveInt = 250
+    max_batch_records: PositiveInt = 2_000
+    max_buffered_records: PositiveInt = 20_000
+    web_host: str = "127.0.0.1"
+    align_web_port: NonNegativeInt = 0
+    reward_web_port: NonNegativeInt = 0
+
+
+class RewardSettings(Section):
+    """Weights and filters of the reward (DESIGN §5)."""
+
+    weight_explicit: Share = 0.4
+    weight_implicit: Share = 0.3
+    weight_business: Share = 0.3
+    renormalise: bool = False
+    repetition: float = -0.8
+    correction: float = -1.2
+    confirmation: float = 0.5
+    decay: Share = 0.9
+    repetition_similarity: Share = 0.8
+    dwell_saturation_ms: PositiveInt = 60_000
+    negatives_in_a_row: PositiveInt = 3
+    rate_departure: Share = 0.3
+    rate_departure_weight: Share = 0.5
+    rate_history_min: PositiveInt = 10
+    nonzero_share_alarm: Share = 0.05
+    judge_url: str | None = None
+    judge_api_key: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _adds_up(self) -> Self:
+        total = self.weight_explicit + self.weight_implicit + self.weight_business
+        if abs(total - 1.0) > 1e-9:
+            raise ValueError(
+                f"weight_explicit + weight_implicit + weight_business must be 1, not {total:g}"
+            )
+        return self
+
+
+class ModelSettings(Section):
+    """The base model, shared by learner and policy server."""
+
+    base: str = "smollm2-135m"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    num_threads: NonNegativeInt = 0
+    lora_rank: PositiveInt = 8
+    lora_alpha: PositiveFloat = 16.0
+    lora_first_layer: NonNegativeInt = 0
+    system_prompt: str | None = None
+
+
+class LearnerSettings(Section):
+    """Window, schedule and update of the learner (DESIGN §6)."""
+
+    policy: str = "default"
+    window_segments: PositiveInt = 3_000
+    window_tokens: PositiveInt = 4_000_000
+    min_sample_size: PositiveInt = 64
+    update_segments: PositiveInt = 256
+    update_interval_ms: NonNegativeInt = 300_000
+    update_max_interval_ms: PositiveInt = 1_800_000
+    max_updates: NonNegativeInt = 0
+    batch_segments: PositiveInt = 128
+    micro_batch_segments: PositiveInt = 8
+    minibatches: PositiveInt = 1
+    epochs: PositiveInt = 2
+    learning_rate: PositiveFloat = 5e-6
+    learning_rate_floor: float = 5e-7
+    learning_rate_decay_updates: PositiveInt = 1_000
+    value_learning_rate: PositiveFloat = 1e-4
+    kl_coef: float = 0.2
+    clip_coef: PositiveFloat = 0.15
+    dual_clip: PositiveFloat = 3.0
+    value_clip: PositiveFloat = 0.2
+    vf_coef: float = 0.5
+    ent_coef: float = 0.0
+    gamma: Share = 1.0
+    gae_lambda: Share = 0.95
+    max_grad_norm: PositiveFloat = 0.5
+    target_kl: float | None = None
+    importance_weight_cap: PositiveFloat = 2.0
+    max_version_gap: NonNegativeInt = 4
+    max_updates_per_segment: PositiveInt = 8
+    max_sequence_tokens: PositiveInt = 2_048
+    whiten_advantages: bool = True
+    seed: int = 0
+
+
+class ServeSettings(Section):
+    """The policy server."""
+
+    host: str = "127.0.0.1"
+    port: NonNegativeInt = 8001
+    max_batch: PositiveInt = 8
+    batch_wait_ms: NonNegativeInt = 10
+    max_new_tokens: PositiveInt = 256
+    keep_versions: PositiveInt = 3
+
+
+class GatewaySettings(Section):
+    """The HTTP front door."""
+
+    host: str = "127.0.0.1"
+    port: NonNegativeInt = 8000
+    upstream_url: str = "http://127.0.0.1:8001/v1"
+    upstream_api_key: SecretStr | None = None
+    policy: str = "default"
+    source: str = "gateway"
+    spool_dir: Path | None = None
+    request_timeout_ms: PositiveInt = 120_000
+    api_keys: dict[str, SecretStr] = Field(default_factory=dict)
+
+
+class DemoSettings(Section):
+    """The simulated users of ``clawstream demo``."""
+
+    preference: Literal["warm", "you"] = "warm"
+    sessions: PositiveInt = 8
+    turns_per_session: PositiveInt = 4
+    target_versions: PositiveInt = 2
+    feedback_delay_ms_max: PositiveInt = 60_000
+    time_limit_s: PositiveInt = 540
+    seed: int = 7
+
+
+class Settings(BaseSettings):
+    """Everything that can be configured."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        env_nested_delimiter="__",
+        extra="forbid",
+        frozen=True,
+        populate_by_name=True,
+    )
+
+    data_dir: Path = Path(".clawstream")
+    schema_registry_url: str | None = Field(
+        default=None,
+        validation_alias=AliasChoices("SCHEMA_REGISTRY_URL", "schema_registry_url"),
+    )
+    registry_url: SecretStr | None = Field(
+        default=None, validation_alias=AliasChoices("REGISTRY_URL", "registry_url")
+    )
+    artifacts_url: str | None = Field(
+        default=None, validation_alias=AliasChoices("ARTIFACTS_URL", "artifacts_url")
+    )
+    kafka: KafkaSettings = KafkaSettings()
+    align: AlignSettings = AlignSettings()
+    worker: WorkerSettings = WorkerSettings()
+    reward: RewardSettings = RewardSettings()
+    model: ModelSettings = ModelSettings()
+    learner: LearnerSettings = LearnerSettings()
+    serve: ServeSettings = ServeSettings()
+    gateway: GatewaySettings = GatewaySettings()
+    demo: DemoSettings = DemoSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        # The file's values arrive as init arguments; the environment stands above them.
+        return env_settings, init_settings
+
+    @property
+    def effective_registry_url(self) -> str:
+        """The version registry's address; SQLite in the data folder unless one is set."""
+        if self.registry_url is not None:
+            return self.registry_url.get_secret_value()
+        return f"sqlite:///{(self.data_dir / 'registry.db').absolute()}"
+
+    @property
+    def effective_artifacts_url(self) -> str:
+        """Where adapter files are kept; a folder in the data folder unless one is set."""
+        return self.artifacts_url or (self.data_dir / "artifacts").absolute().as_uri()
+
+
+def load_settings(
+    path: Path | None = None, *, environ: Mapping[str, str] | None = None
+) -> Settings:
+    """Read the settings file (if any) and the environment.
+
+    Args:
+        path: A YAML file; ``CLAWSTREAM_CONFIG`` names one if this is None.
+        environ: The environment to check for unknown names; the process's own if None.
+
+    Raises:
+        SettingsError: A key or an environment name is unknown, or a value cannot be used.
+            The message names the key's path.
+    """
+    env = os.environ if environ is None else environ
+    if path is None and env.get(CONFIG_ENV):
+        path = Path(env[CONFIG_ENV])
+    _refuse_unknown_names(env)
+    values = _read_file(path) if path is not None else {}
+    try:
+        settings = Settings(**values)
+    except ValidationError as error:
+        raise SettingsError(_explain(error, path)) from None
+    if settings.kafka.bootstrap_servers is None and env.get("KAFKA_BOOTSTRAP_SERVERS"):
+        kafka = settings.kafka.model_copy(
+            update={"bootstrap_servers": env["KAFKA_BOOTSTRAP_SERVERS"]}
+        )
+        settings = settings.model_copy(update={"kafka": kafka})
+    return settings
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{path} is not valid YAML: {error}") from error
+    if loaded is None:
+        return {}
+    if not isinstance(loaded, dict):
+        raise SettingsError(f"{path} must hold a mapping of sections, not a {type(loaded).__name__}")
+    return {str(key): value for key, value in loaded.items()}
+
+
+def _known_names() -> set[str]:
+    names = {CONFIG_ENV}
+    for name, info in Settings.model_fields.items():
+        names.add(f"{ENV_PREFIX}{name.upper()}")
+        annotation = info.annotation
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            names.update(
+                f"{ENV_PREFIX}{name.upper()}__{key.upper()}" for key in annotation.model_fields
+            )
+    return names
+
+
+def _refuse_unknown_names(env: Mapping[str, str]) -> None:
+    known = _known_names()
+    unknown = sorted(n for n in env if n.startswith(ENV_PREFIX) and n.upper() not in known)
+    if unknown:
+        raise SettingsError(
+            f"unknown environment name {', '.join(unknown)}: settings are named "
+            f"{ENV_PREFIX}<SECTION>__<KEY>, for example CLAWSTREAM_ALIGN__SETTLE_MS"
+        )
+
+
+def _explain(error: ValidationError, path: Path | None) -> str:
+    where = str(path) if path is not None else "settings"
+    lines = [
+        f"{where}: {'.'.join(str(part) for part in item['loc']) or '(top level)'}: {item['msg']}"
+        for item in error.errors(include_input=False, include_url=False)
+    ]
+    return "\n".join(lines)
+
+
+__all__ = [
+    "AlignSettings",
+    "DemoSettings",
+    "GatewaySettings",
+    "KafkaSettings",
+    "LearnerSettings",
+    "ModelSettings",
+    "RewardSettings",
+    "ServeSettings",
+    "Settings",
+    "WorkerSettings",
+    "load_settings",
+]
