@@ -312,7 +312,9 @@ def _read_file(path: Path) -> dict[str, Any]:
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
-        raise SettingsError(f"{path} must hold a mapping of sections, not a {type(loaded).__name__}")
+        raise SettingsError(
+            f"{path} must hold a mapping of sections, not a {type(loaded).__name__}"
+        )
     return {str(key): value for key, value in loaded.items()}
 
 

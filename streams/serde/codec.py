@@ -1,0 +1,209 @@
+"""One codec for every record, in the three wire forms of the contract.
+
+The first byte decides: ``0x00`` Confluent (schema id of a registry), ``0xC3 0x01`` Avro
+single-object encoding (schema fingerprint), ``{`` JSON of the same record. All three are read
+always; written is the Confluent form if a registry is configured, else single-object.
+"""
+
+from __future__ import annotations
+
+import io
+import struct
+from typing import Any, Protocol, TypeVar
+
+import fastavro
+import msgspec
+
+from streams.contracts import Record
+from streams.errors import (
+    InvalidRecordError,
+    NullValueError,
+    OversizedError,
+    SchemaError,
+    UndecodableError,
+    UnknownSchemaError,
+)
+from streams.serde.schemas import FINGERPRINT_BYTES, SchemaStore, SchemaVersion
+from streams.serde.validation import validate
+
+T = TypeVar("T", bound=Record)
+
+CONFLUENT_MAGIC = b"\x00"
+SINGLE_OBJECT_MAGIC = b"\xc3\x01"
+JSON_MAGIC = b"{"
+_CONFLUENT_HEADER_BYTES = 5
+_SINGLE_OBJECT_HEADER_BYTES = len(SINGLE_OBJECT_MAGIC) + FINGERPRINT_BYTES
+
+
+class SchemaIds(Protocol):
+    """What the codec needs of a schema registry."""
+
+    def schema_for(self, schema_id: int) -> Any:
+        """The parsed schema registered under ``schema_id``.
+
+        Raises:
+            UnknownSchemaError: The registry does not know the id.
+            SchemaError: The registry cannot be reached; worth trying again.
+        """
+        ...
+
+    def id_for(self, subject: str, schema: SchemaVersion) -> int:
+        """The id of ``schema`` under ``subject``.
+
+        Raises:
+            SchemaError: It is not registered there, or the registry cannot be reached.
+        """
+        ...
+
+
+class Codec:
+    """Turns records into bytes and back.
+
+    Args:
+        schemas: The schema files.
+        registry: A schema registry, or None to write single-object encoding and refuse
+            the Confluent form.
+        max_record_bytes: Larger values are refused; None takes any.
+    """
+
+    def __init__(
+        self,
+        schemas: SchemaStore,
+        registry: SchemaIds | None = None,
+        max_record_bytes: int | None = None,
+    ) -> None:
+        self._schemas = schemas
+        self._registry = registry
+        self._max_record_bytes = max_record_bytes
+
+    def encode(self, record: Record, topic: str | None = None) -> bytes:
+        """The record's bytes.
+
+        Args:
+            record: What to write.
+            topic: Where it goes; names the registry's subject. Needed with a registry only.
+
+        Raises:
+            InvalidRecordError: A field holds what its schema does not allow.
+            OversizedError: The bytes are more than ``max_record_bytes``.
+            SchemaError: The registry does not have the schema, or no topic was given.
+        """
+        schema = self._schemas.current(type(record).__name__)
+        out = io.BytesIO()
+        out.write(self._header(schema, topic))
+        try:
+            fastavro.schemaless_writer(
+                out,
+                schema.parsed,
+                msgspec.to_builtins(record, builtin_types=(bytes,)),
+                disable_tuple_notation=True,
+            )
+        except (ValueError, TypeError, KeyError, OverflowError, UnicodeError) as error:
+            raise InvalidRecordError(f"cannot encode {type(record).__name__}: {error}") from error
+        data = out.getvalue()
+        self._check_size(data)
+        return data
+
+    def decode(self, data: bytes | None, expected: type[T]) -> T:
+        """The record in ``data``.
+
+        Args:
+            data: A Kafka value.
+            expected: The record the topic holds.
+
+        Raises:
+            NullValueError: There is no value.
+            OversizedError: It is larger than ``max_record_bytes``.
+            UndecodableError: It is in none of the three forms, or damaged.
+            UnknownSchemaError: It names a schema that is not known here.
+            InvalidRecordError: It is another record, or breaks the contract.
+            SchemaError: The schema registry cannot be reached; the record may be fine.
+        """
+        if data is None:
+            raise NullValueError("the record has no value")
+        self._check_size(data)
+        if data[:1] == JSON_MAGIC:
+            record = _from_json(data, expected)
+        elif data[:2] == SINGLE_OBJECT_MAGIC:
+            record = self._from_single_object(data, expected)
+        elif data[:1] == CONFLUENT_MAGIC:
+            record = self._from_confluent(data, expected)
+        else:
+            raise UndecodableError(
+                f"the first byte is {data[:1].hex() or 'missing'}; expected 00 (Confluent), "
+                "c301 (Avro single-object) or a JSON object"
+            )
+        validate(record)
+        return record
+
+    def _header(self, schema: SchemaVersion, topic: str | None) -> bytes:
+        if self._registry is None:
+            return SINGLE_OBJECT_MAGIC + schema.fingerprint
+        if topic is None:
+            raise SchemaError("a topic is needed to write in the Confluent form")
+        return struct.pack(">bI", 0, self._registry.id_for(f"{topic}-value", schema))
+
+    def _check_size(self, data: bytes) -> None:
+        if self._max_record_bytes is not None and len(data) > self._max_record_bytes:
+            raise OversizedError(
+                f"the value has {len(data)} bytes, more than kafka.max_message_bytes = "
+                f"{self._max_record_bytes}"
+            )
+
+    def _from_single_object(self, data: bytes, expected: type[T]) -> T:
+        fingerprint = data[len(SINGLE_OBJECT_MAGIC) : _SINGLE_OBJECT_HEADER_BYTES]
+        writer = self._schemas.by_fingerprint.get(fingerprint)
+        if writer is None:
+            raise UnknownSchemaError(
+                f"schema fingerprint {fingerprint.hex()} is not known here; a newer producer? "
+                "upgrade, then retry the dead letter"
+            )
+        if writer.record != expected.__name__:
+            raise InvalidRecordError(f"holds a {writer.record}, expected {expected.__name__}")
+        return self._from_avro(data, _SINGLE_OBJECT_HEADER_BYTES, writer.parsed, expected)
+
+    def _from_confluent(self, data: bytes, expected: type[T]) -> T:
+        if self._registry is None:
+            raise UnknownSchemaError(
+                "the record is in the Confluent wire form, but no schema registry is set; "
+                "set SCHEMA_REGISTRY_URL"
+            )
+        if len(data) < _CONFLUENT_HEADER_BYTES:
+            raise UndecodableError("the Confluent header is cut short")
+        (schema_id,) = struct.unpack(">I", data[1:_CONFLUENT_HEADER_BYTES])
+        writer = self._registry.schema_for(schema_id)
+        return self._from_avro(data, _CONFLUENT_HEADER_BYTES, writer, expected)
+
+    def _from_avro(self, data: bytes, start: int, writer: Any, expected: type[T]) -> T:
+        reader = self._schemas.current(expected.__name__).parsed
+        body = io.BytesIO(data)
+        body.seek(start)
+        try:
+            fields = fastavro.schemaless_reader(body, writer, None if writer is reader else reader)
+        except fastavro.read.SchemaResolutionError as error:
+            raise InvalidRecordError(f"holds no {expected.__name__}: {error}") from error
+        except Exception as error:  # fastavro raises whatever the damaged bytes lead to
+            raise UndecodableError(f"damaged Avro body: {type(error).__name__} {error}") from error
+        if body.tell() != len(data):
+            raise UndecodableError(f"{len(data) - body.tell()} bytes follow the Avro body")
+        try:
+            return msgspec.convert(fields, expected, builtin_types=(bytes,))
+        except msgspec.ValidationError as error:
+            raise InvalidRecordError(f"holds no {expected.__name__}: {error}") from error
+
+
+def encode_json(record: Record) -> bytes:
+    """The record in the JSON wire form; bytes fields are base64."""
+    return msgspec.json.encode(record)
+
+
+def _from_json(data: bytes, expected: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=expected)
+    except msgspec.ValidationError as error:
+        raise InvalidRecordError(f"holds no {expected.__name__}: {error}") from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UndecodableError(f"not valid JSON: {error}") from error
+
+
+__all__ = ["Codec", "SchemaIds", "encode_json"]
