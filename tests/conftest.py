@@ -1,0 +1,142 @@
+"""What tests share: a real Kafka broker, started only for tests that ask for one."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streams.settings import ENV_PREFIX
+
+_ADDRESSES = (
+    "KAFKA_BOOTSTRAP_SERVERS",
+    "SCHEMA_REGISTRY_URL",
+    "REGISTRY_URL",
+    "ARTIFACTS_URL",
+)
+_OUTER_BOOTSTRAP = os.environ.get("KAFKA_BOOTSTRAP_SERVERS")
+_REAPER = """
+import sys
+from pathlib import Path
+from streams.kafka.embedded import stop_kafka
+sys.stdin.read()
+stop_kafka(Path(sys.argv[1]))
+"""
+
+CreateTopics = Callable[[Mapping[str, tuple[int, Mapping[str, str]]]], None]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _own_environment() -> Iterator[None]:
+    """Keep the developer's settings out of tests that read settings."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name in _ADDRESSES or name.startswith(ENV_PREFIX):
+                patch.delenv(name)
+        yield
+
+
+@pytest.fixture(scope="session")
+def kafka_bootstrap(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real broker: the environment's, a container, else the embedded one.
+
+    It has no topics of ours; a test makes its own, under names of its own.
+    """
+    if _OUTER_BOOTSTRAP:
+        yield _OUTER_BOOTSTRAP
+        return
+    with _container() as address:
+        if address is not None:
+            yield address
+            return
+    with _embedded(tmp_path_factory.mktemp("kafka")) as address:
+        yield address
+
+
+@contextmanager
+def _container() -> Iterator[str | None]:
+    container = _kafka_container()
+    if container is None:
+        yield None
+        return
+    with container:
+        yield str(container.get_bootstrap_server())
+
+
+def _kafka_container() -> Any:
+    """A container that can be started, or None where no Docker engine answers."""
+    from docker.errors import DockerException  # type: ignore[import-not-found]
+    from testcontainers.community.kafka import KafkaContainer
+
+    with warnings.catch_warnings():
+        # Without an engine the client leaves its socket to the garbage collector.
+        warnings.simplefilter("ignore", ResourceWarning)
+        try:
+            return KafkaContainer().with_kraft()
+        except DockerException:
+            container = None
+        gc.collect()
+    return container
+
+
+@contextmanager
+def _embedded(data_dir: Path) -> Iterator[str]:
+    from streams.kafka.embedded import start_kafka, stop_kafka
+
+    # Its input ends when this process does, however that happens: a killed test run leaves
+    # no broker behind.
+    reaper = subprocess.Popen([sys.executable, "-c", _REAPER, str(data_dir)], stdin=subprocess.PIPE)
+    try:
+        yield start_kafka(data_dir).bootstrap_servers
+    finally:
+        stop_kafka(data_dir)
+        reaper.communicate(timeout=60)
+
+
+@pytest.fixture
+def unique_name() -> Callable[[str], str]:
+    """Makes names that no other test uses: ``unique_name("turns")``."""
+    suffix = uuid.uuid4().hex[:12]
+    return lambda stem: f"{stem}-{suffix}"
+
+
+def create_topics(bootstrap: str, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+    """Create topics, ``{name: (partitions, config)}``, and wait until each has its leaders."""
+    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.cimpl import NewTopic
+
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    wanted = [
+        NewTopic(name, num_partitions=partitions, replication_factor=1, config=dict(config))
+        for name, (partitions, config) in topics.items()
+    ]
+    for future in admin.create_topics(wanted).values():
+        future.result(timeout=30)
+    for name, (partitions, _) in topics.items():
+        _wait_for_leaders(admin, name, partitions)
+
+
+def _wait_for_leaders(admin: Any, name: str, partitions: int) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        found = admin.list_topics(name, timeout=10).topics[name].partitions
+        if len(found) == partitions and all(item.leader >= 0 for item in found.values()):
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"topic {name} got no leaders within 30 s")
+
+
+@pytest.fixture(name="create_topics")
+def create_topics_fixture(kafka_bootstrap: str) -> CreateTopics:
+    """``create_topics({name: (partitions, config)})`` on the suite's broker."""
+    return lambda topics: create_topics(kafka_bootstrap, topics)
