@@ -36,6 +36,7 @@ PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+Points = Annotated[float, Field(ge=-10, le=10)]
 
 ENV_PREFIX = "CLAWSTREAM_"
 CONFIG_ENV = "CLAWSTREAM_CONFIG"
@@ -98,22 +99,34 @@ class WorkerSettings(Section):
 
 
 class RewardSettings(Section):
-    """Weights and filters of the reward (DESIGN §5)."""
+    """Weights and filters of the reward (DESIGN §5; docs/rewards.md explains every key)."""
 
     weight_explicit: Share = 0.4
     weight_implicit: Share = 0.3
     weight_business: Share = 0.3
     renormalise: bool = False
-    repetition: float = -0.8
-    correction: float = -1.2
-    confirmation: float = 0.5
+    process_continued: Share = 0.0
+    process_details: Share = 0.0
+    text_signals: bool = True
+    repetition: Points = -0.8
+    correction: Points = -1.2
+    confirmation: Points = 0.5
     decay: Share = 0.9
     repetition_similarity: Share = 0.8
     dwell_saturation_ms: PositiveInt = 60_000
+    implicit_dwell: Points = 0.5
+    implicit_follow_up: Points = 0.3
+    implicit_copy: Points = 0.8
+    implicit_regenerate: Points = -0.8
+    implicit_abandon: Points = -1.0
     negatives_in_a_row: PositiveInt = 3
     rate_departure: Share = 0.3
     rate_departure_weight: Share = 0.5
+    rate_window: PositiveInt = 5
     rate_history_min: PositiveInt = 10
+    history_ratings: PositiveInt = 256
+    history_segments: PositiveInt = 1_024
+    history_ms: PositiveInt = 30 * 86_400_000
     nonzero_share_alarm: Share = 0.05
     judge_url: str | None = None
     judge_api_key: SecretStr | None = None
@@ -124,6 +137,16 @@ class RewardSettings(Section):
         if abs(total - 1.0) > 1e-9:
             raise ValueError(
                 f"weight_explicit + weight_implicit + weight_business must be 1, not {total:g}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _history_reaches(self) -> Self:
+        needed = max(self.negatives_in_a_row, self.rate_window + self.rate_history_min)
+        if self.history_ratings < needed:
+            raise ValueError(
+                f"history_ratings must be at least {needed} (the larger of negatives_in_a_row "
+                f"and rate_window + rate_history_min), not {self.history_ratings}"
             )
         return self
 
