@@ -1,0 +1,23 @@
+"""The version registry and the artifact store: what was learned, from what, and where it is."""
+
+from streams.registry.artifacts import ArtifactStore, StoredFolder, verify
+from streams.registry.store import (
+    LIVE,
+    AliasMove,
+    Checkpoint,
+    Registry,
+    SegmentUse,
+    StatusChange,
+)
+
+__all__ = [
+    "LIVE",
+    "AliasMove",
+    "ArtifactStore",
+    "Checkpoint",
+    "Registry",
+    "SegmentUse",
+    "StatusChange",
+    "StoredFolder",
+    "verify",
+]
