@@ -1,0 +1,1 @@
+"""A slow, plain reading of the alignment rules, and the logs to try it on."""
