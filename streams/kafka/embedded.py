@@ -148,6 +148,11 @@ def _silent(_: str) -> None:
     """Tell nobody."""
 
 
+def embedded_dir(data_dir: Path) -> Path:
+    """The embedded node's folder within clawstream's data folder."""
+    return data_dir / "kafka"
+
+
 def start_kafka(
     data_dir: Path,
     port: int | None = None,
@@ -596,6 +601,7 @@ def _tail(path: Path, count: int = _TAIL_LINES) -> list[str]:
 __all__ = [
     "RunningKafka",
     "answers",
+    "embedded_dir",
     "kafka_status",
     "server_properties",
     "start_kafka",
