@@ -1,0 +1,137 @@
+"""What passes between the runtime and a processor: plain data and one Protocol."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from streams.contracts import TICK_HEADER
+
+Headers = Sequence[tuple[str, bytes | None]]
+
+
+class RawRecord(Protocol):
+    """One consumed record as the driver delivers it; nothing is decoded yet."""
+
+    @property
+    def topic(self) -> str: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def offset(self) -> int: ...
+
+    @property
+    def timestamp(self) -> int:
+        """The Kafka timestamp in milliseconds: the arrival in a LogAppendTime topic."""
+        ...
+
+    @property
+    def key(self) -> bytes | None: ...
+
+    @property
+    def value(self) -> bytes | None: ...
+
+    @property
+    def headers(self) -> Headers: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """A raw record made by hand, for tests and for replays."""
+
+    topic: str
+    partition: int
+    offset: int
+    timestamp: int
+    key: bytes | None = None
+    value: bytes | None = None
+    headers: Headers = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """A record to produce.
+
+    ``partition`` None means murmur2 of the key, as Java's client does.
+    """
+
+    topic: str
+    key: bytes | None
+    value: bytes | None
+    partition: int | None = None
+    headers: tuple[tuple[str, bytes], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What applying the next records of a partition's log came to.
+
+    Attributes:
+        outputs: Records to produce, in order.
+        changes: State entries that changed since the last outcome; None means forgotten.
+        meta: The processor's own state of the whole partition (clocks, maxima).
+        applied: Per topic, the offset of the last record applied so far.
+        records: How many records this outcome applied.
+        more: Whether another drain would apply more without further input.
+    """
+
+    applied: Mapping[str, int]
+    outputs: Sequence[Output] = ()
+    changes: Mapping[bytes, bytes | None] = field(default_factory=dict)
+    meta: bytes = b""
+    records: int = 0
+    more: bool = False
+
+
+class PartitionProcessor(Protocol):
+    """The logic of one input partition. It does no I/O and reads no clock.
+
+    The runtime calls ``restore`` once, then ``feed`` and ``drain`` in turn, never at the same
+    time. What ``drain`` returns is written in one transaction before the next call, so the
+    state is always that of a prefix of the merged input log.
+    """
+
+    def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
+        """Take over what an earlier owner of the partition left.
+
+        Args:
+            entries: The state's latest entries, in no particular order.
+            meta: The last outcome's ``meta``, or None for a partition never processed.
+
+        Raises:
+            StateError: An entry cannot be decoded.
+        """
+        ...
+
+    def feed(self, topic: str, records: Sequence[RawRecord]) -> None:
+        """Take the next records of ``topic``, in offset order, none of them fed before.
+
+        A broken record must not raise: it becomes a dead letter of the outcome that
+        applies it.
+        """
+        ...
+
+    def drain(self, limit: int) -> Outcome:
+        """Apply at most about ``limit`` of the records that may be applied by now."""
+        ...
+
+    def buffered(self, topic: str) -> int:
+        """Records of ``topic`` that were fed and not yet applied."""
+        ...
+
+    def needs_tick(self, now_ms: int) -> bool:
+        """Whether a clock tick would let the partition go on.
+
+        Args:
+            now_ms: About the broker's time; it decides only when a tick is worth its cost,
+                never what is computed.
+        """
+        ...
+
+
+def is_tick(record: RawRecord) -> bool:
+    """Whether ``record`` only moves the clock: a null value and the tick header."""
+    return record.value is None and any(name == TICK_HEADER for name, _ in record.headers)

@@ -1,0 +1,279 @@
+"""The state of one input partition in a compacted changelog, written in transactions.
+
+Everything one step of a partition causes (outputs, dead letters, changed state, the offsets
+applied) is written in a single Kafka transaction under the transactional id
+``<app id>-<partition>``. So the changelog always holds the state of exactly a prefix of the
+partition's merged input, a ``read_committed`` reader sees each output once, and the first
+thing a new owner does, initialising its transactions, fences the old one off and aborts what
+it left open.
+
+Changelog records of input partition ``p`` are in changelog partition ``p``. Their key is one
+byte, ``0`` for the partition's own record and ``1`` for an entry, followed by the entry's key.
+A null value is an entry that was forgotten.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import KafkaError as ConfluentError
+
+from processors.runtime.connection import aiokafka_config, bootstrap_servers
+from processors.runtime.records import Output
+from streams.errors import BrokerError, ClawstreamError, FencedError, StateError
+from streams.kafka.clients import make_consumer
+from streams.settings import KafkaSettings
+
+META_KEY = b"\x00"
+ENTRY_PREFIX = b"\x01"
+PRODUCER_BATCH_BYTES = 256 * 1024
+META_VERSION = 1
+_READ_RECORDS = 10_000
+_READ_TIMEOUT_S = 0.02
+_RESTORE_STALL_S = 60.0
+
+
+class _Meta(msgspec.Struct, frozen=True):
+    version: int
+    applied: dict[str, int]
+    processor: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredState:
+    """What a changelog partition held.
+
+    Attributes:
+        entries: The latest value of each entry that is not forgotten.
+        applied: Last applied offset per input topic.
+        meta: The processor's own part of the partition record, None if there never was one.
+    """
+
+    entries: dict[bytes, bytes] = field(default_factory=dict)
+    applied: dict[str, int] = field(default_factory=dict)
+    meta: bytes | None = None
+
+
+class RestoreCancelledError(Exception):
+    """The partition was taken away while its state was being read."""
+
+
+def encode_meta(applied: Mapping[str, int], processor: bytes) -> bytes:
+    """The value of a partition's own changelog record."""
+    return msgspec.msgpack.encode(_Meta(META_VERSION, dict(applied), processor))
+
+
+def decode_meta(value: bytes) -> tuple[dict[str, int], bytes]:
+    """The offsets applied and the processor's part.
+
+    Raises:
+        StateError: It was not written by this version of the runtime.
+    """
+    try:
+        meta = msgspec.msgpack.decode(value, type=_Meta)
+    except msgspec.MsgspecError as error:
+        raise StateError(f"the partition record cannot be read: {error}") from error
+    if meta.version != META_VERSION:
+        raise StateError(
+            f"the partition record has version {meta.version}, this worker reads "
+            f"{META_VERSION}; run the version that wrote it, or start with a new changelog"
+        )
+    return meta.applied, meta.processor
+
+
+def collect(records: Sequence[tuple[bytes | None, bytes | None]], into: dict[bytes, bytes]) -> None:
+    """Play changelog records (key, value) over ``into``; the later ones win."""
+    for key, value in records:
+        if key is None:
+            continue
+        if value is None:
+            into.pop(key, None)
+        else:
+            into[key] = value
+
+
+def as_state(raw: dict[bytes, bytes]) -> RestoredState:
+    """Split raw changelog entries into the partition's record and its state entries.
+
+    Raises:
+        StateError: There are entries but no partition record, or it cannot be read.
+    """
+    value = raw.pop(META_KEY, None)
+    if value is None:
+        if raw:
+            raise StateError("the changelog has entries but no partition record")
+        return RestoredState()
+    applied, meta = decode_meta(value)
+    return RestoredState({key[1:]: value for key, value in raw.items()}, applied, meta)
+
+
+def read_changelog(
+    kafka: KafkaSettings,
+    topic: str,
+    partition: int,
+    cancelled: threading.Event,
+) -> RestoredState:
+    """Read one changelog partition from its beginning to its end. Blocks.
+
+    Call it only after the partition's transactions were initialised, or records of a
+    transaction still open would be missed.
+
+    Args:
+        kafka: How to reach Kafka.
+        topic: The changelog topic.
+        partition: Its partition.
+        cancelled: Set by another thread to give up.
+
+    Raises:
+        StateError: It cannot be read or decoded.
+        BrokerError: Kafka cannot be reached.
+        RestoreCancelledError: ``cancelled`` was set.
+    """
+    consumer = make_consumer(
+        kafka,
+        bootstrap_servers(kafka),
+        group=f"restore-{topic}",
+        overrides={"enable.partition.eof": True, "fetch.wait.max.ms": 50},
+    )
+    raw: dict[bytes, bytes] = {}
+    try:
+        consumer.assign([TopicPartition(topic, partition, 0)])
+        _read_to_end(consumer, topic, partition, cancelled, raw)
+        return as_state(raw)
+    except KafkaException as error:
+        raise BrokerError(f"cannot read {topic} partition {partition}: {error}") from error
+    except StateError as error:
+        raise StateError(f"{topic} partition {partition}: {error}") from error
+    finally:
+        consumer.close()
+
+
+def _read_to_end(
+    consumer: Consumer,
+    topic: str,
+    partition: int,
+    cancelled: threading.Event,
+    raw: dict[bytes, bytes],
+) -> None:
+    last_seen_s = time.monotonic()
+    while True:
+        if cancelled.is_set():
+            raise RestoreCancelledError
+        messages = consumer.consume(_READ_RECORDS, _READ_TIMEOUT_S)
+        if messages:
+            last_seen_s = time.monotonic()
+        elif time.monotonic() - last_seen_s > _RESTORE_STALL_S:
+            raise BrokerError(f"nothing comes from {topic} partition {partition}: is it online?")
+        for message in messages:
+            error = message.error()
+            if error is None:
+                collect([(message.key(), message.value())], raw)
+            elif error.code() == ConfluentError._PARTITION_EOF:
+                return
+            elif not error.retriable() and error.code() not in _PASSING:
+                raise StateError(f"cannot read {topic} partition {partition}: {error}")
+
+
+_PASSING = {ConfluentError._TRANSPORT, ConfluentError._ALL_BROKERS_DOWN}
+
+
+class TransactionalWriter:
+    """Writes what a partition's steps cause, one transaction a step.
+
+    Args:
+        kafka: How to reach Kafka.
+        app_id: The application; with the partition it names the transactions.
+        partition: The input partition.
+        changelog: The changelog topic.
+    """
+
+    def __init__(self, kafka: KafkaSettings, app_id: str, partition: int, changelog: str) -> None:
+        self._kafka = kafka
+        self._transactional_id = f"{app_id}-{partition}"
+        self._partition = partition
+        self._changelog = changelog
+        self._producer: AIOKafkaProducer | None = None
+
+    async def start(self) -> None:
+        """Take the partition over: fence the previous owner, abort what it left open.
+
+        Raises:
+            BrokerError: Kafka cannot be reached.
+        """
+        self._producer = AIOKafkaProducer(
+            **aiokafka_config(self._kafka),
+            transactional_id=self._transactional_id,
+            acks="all",
+            max_batch_size=PRODUCER_BATCH_BYTES,
+            max_request_size=self._kafka.max_message_bytes,
+        )
+        try:
+            await self._producer.start()
+        except KafkaError as error:
+            raise BrokerError(
+                f"cannot begin to write as {self._transactional_id}: {error}"
+            ) from error
+
+    async def commit(
+        self,
+        outputs: Sequence[Output],
+        changes: Mapping[bytes, bytes | None],
+        meta: bytes,
+    ) -> None:
+        """Write outputs, changed entries and the partition record, all or nothing.
+
+        Raises:
+            FencedError: Another worker has taken the partition over.
+            StateError: Kafka refused or did not answer; nothing of it became visible,
+                or it cannot be known, and the worker must stop.
+        """
+        producer = self._producer
+        if producer is None:
+            raise StateError(f"{self._transactional_id} is not started")
+        try:
+            await producer.begin_transaction()
+            futures = [await self._send(producer, output) for output in outputs]
+            for key, value in changes.items():
+                futures.append(await self._send_state(producer, ENTRY_PREFIX + key, value))
+            futures.append(await self._send_state(producer, META_KEY, meta))
+            await producer.flush()
+            for future in futures:
+                future.result()
+            await producer.commit_transaction()
+        except KafkaError as error:
+            raise self._mapped(error) from error
+
+    async def close(self) -> None:
+        """Stop writing. A transaction left open is aborted by the next owner."""
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            try:
+                await producer.stop()
+            except KafkaError:
+                # It was fenced or lost its broker; there is nothing left to save.
+                return
+
+    async def _send(self, producer: AIOKafkaProducer, output: Output) -> Any:
+        return await producer.send(
+            output.topic,
+            value=output.value,
+            key=output.key,
+            partition=output.partition,
+            headers=list(output.headers) or None,
+        )
+
+    async def _send_state(self, producer: AIOKafkaProducer, key: bytes, value: bytes | None) -> Any:
+        return await producer.send(self._changelog, value=value, key=key, partition=self._partition)
+
+    def _mapped(self, error: KafkaError) -> ClawstreamError:
+        if isinstance(error, ProducerFenced | InvalidProducerEpoch):
+            return FencedError(f"another worker took over {self._transactional_id}; this one stops")
+        return StateError(f"cannot write as {self._transactional_id}: {error!r}")

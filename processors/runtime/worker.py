@@ -1,0 +1,398 @@
+"""Builds a Faust app for a processor and drives the partitions it is assigned.
+
+Faust brings group membership, rebalances, fetching, the web port, signals and the life of the
+process. What is added: partitions are restored before delivery resumes, held while a
+rebalance runs, given up when they went to another worker; a timer sends clock ticks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import faust
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+from faust.types import TP
+from mode import CrashingSupervisor
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from processors.runtime import topics
+from processors.runtime.batches import BatchTransport, RawBatchSchema
+from processors.runtime.connection import aiokafka_config, faust_brokers, faust_credentials
+from processors.runtime.partition import PartitionRunner, RunnerLimits
+from processors.runtime.records import PartitionProcessor
+from processors.runtime.state import (
+    RestoreCancelledError,
+    RestoredState,
+    TransactionalWriter,
+    read_changelog,
+)
+from streams import metrics as names
+from streams.clock import Clock, SystemClock
+from streams.contracts import TICK_HEADER
+from streams.errors import ClawstreamError
+from streams.kafka.clients import resolve_bootstrap
+from streams.metrics import ProcessorMetrics
+from streams.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+TOPIC_QUEUE_BATCHES = 4
+HOLD_TIMEOUT_S = 20.0
+STATISTICS_INTERVAL_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """What makes one processor of the shared runtime.
+
+    Attributes:
+        app_id: Consumer group and prefix of the transactional ids.
+        processor: Name in logs and metrics.
+        inputs: Co-partitioned input topics, in merge order.
+        outputs: Topics that must exist.
+        changelog: The compacted state topic.
+        ticks: Whether idle partitions are moved by ticks; the inputs must then be
+            LogAppendTime.
+        web_port: Port of the web views (``/metrics``), 0 for none.
+        make_processor: Builds the logic of a partition; is given the partition and the
+            number of partitions the inputs have.
+    """
+
+    app_id: str
+    processor: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    changelog: str
+    ticks: bool
+    web_port: int
+    make_processor: Callable[[int, int], PartitionProcessor]
+
+
+class BatchApp(faust.App):  # type: ignore[misc]
+    """A Faust app over the batching transport."""
+
+    worker: BatchWorker
+
+    def _new_transport(self) -> BatchTransport:
+        return BatchTransport(
+            self.conf.broker_consumer, self, self.worker, self.worker.before_revoke
+        )
+
+
+class BatchWorker:
+    """The partitions one worker owns.
+
+    Args:
+        spec: The processor.
+        settings: All settings.
+        partitions: How many partitions the inputs have.
+        metrics: Counters.
+        clock: Wall time, to tell when a tick is worth its cost.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        settings: Settings,
+        partitions: int,
+        metrics: ProcessorMetrics,
+        clock: Clock | None = None,
+    ) -> None:
+        self.spec = spec
+        self.settings = settings
+        self.metrics = metrics
+        self._partitions = partitions
+        self._clock = SystemClock() if clock is None else clock
+        self._runners: dict[int, PartitionRunner] = {}
+        self._cancel_restore = threading.Event()
+        self._tick_producer: AIOKafkaProducer | None = None
+        self._limits = RunnerLimits(
+            batch_records=settings.worker.max_batch_records,
+            buffered_records=settings.worker.max_buffered_records,
+            tick_interval_ms=settings.worker.tick_interval_ms,
+        )
+        self.app = self._build_app()
+
+    # What the consumer asks (batches.Progress)
+
+    def applied_offset(self, topic: str, partition: int) -> int | None:
+        runner = self._runners.get(partition)
+        return runner.applied_offset(topic) if runner is not None and runner.ready else None
+
+    def restored(self, topic: str, partition: int) -> bool:
+        runner = self._runners.get(partition)
+        return topic in self.spec.inputs and runner is not None and runner.ready
+
+    # What the runners ask (partition.Flow)
+
+    def pause(self, topic: str, partition: int) -> None:
+        self.app.consumer.pause_partitions({TP(topic, partition)})
+
+    def resume(self, topic: str, partition: int) -> None:
+        if TP(topic, partition) in self.app.consumer.assignment():
+            self.app.consumer.resume_partitions({TP(topic, partition)})
+
+    # Life
+
+    async def before_revoke(self) -> None:
+        """End running transactions and keep new ones from beginning; stop restores."""
+        self._cancel_restore.set()
+        await self._hold_all()
+
+    async def on_rebalance_complete(self, *_: Any, **__: Any) -> None:
+        """Give up what went to others, take over what came, before delivery resumes."""
+        self._cancel_restore = threading.Event()
+        try:
+            await self._settle_assignment()
+        except RestoreCancelledError:
+            logger.info("another rebalance began; restoring starts again after it")
+        except Exception as error:
+            await self.crash(error)
+
+    async def stop(self, *_: Any, **__: Any) -> None:
+        """Finish the transactions that run, commit offsets, give all partitions up."""
+        self._cancel_restore.set()
+        await self._hold_all()
+        if self._tick_producer is not None:
+            await self._tick_producer.stop()
+        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
+
+    async def crash(self, error: BaseException) -> None:
+        """End this worker; its successor goes on from the last transaction."""
+        if isinstance(error, ClawstreamError):
+            logger.error("%s: %s", type(error).__name__, error)
+        await self.app.crash(error)
+
+    async def consume(self, stream: Any) -> None:
+        """The agent: hand each batch to its partition."""
+        async for event in stream.noack().events():
+            try:
+                await self._accept(event)
+            except Exception as error:
+                await self.crash(error)
+
+    async def _accept(self, event: Any) -> None:
+        message = event.message
+        runner = self._runners.get(message.partition)
+        if runner is not None:
+            await runner.accept(message.topic, event.value)
+        event.ack()
+
+    async def _hold_all(self) -> None:
+        holds = [asyncio.create_task(runner.hold()) for runner in self._runners.values()]
+        if not holds:
+            return
+        _, late = await asyncio.wait(holds, timeout=HOLD_TIMEOUT_S)
+        for task in late:
+            logger.warning("a transaction did not end within %.0f s", HOLD_TIMEOUT_S)
+            task.cancel()
+
+    async def _settle_assignment(self) -> None:
+        owned = {tp.partition for tp in self.app.consumer.assignment()}
+        lost = [self._runners.pop(p) for p in sorted(set(self._runners) - owned)]
+        await asyncio.gather(*(runner.close() for runner in lost))
+        new = sorted(owned - set(self._runners))
+        results = await asyncio.gather(*map(self._open, new), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
+        for runner in self._runners.values():
+            runner.release()
+        if new or lost:
+            logger.info(
+                "owns partitions %s of %s", sorted(self._runners), ", ".join(self.spec.inputs)
+            )
+
+    async def _open(self, partition: int) -> None:
+        runner = self._new_runner(partition)
+        try:
+            await runner.open()
+        except BaseException:
+            await runner.close()
+            raise
+        self._runners[partition] = runner
+
+    def _new_runner(self, partition: int) -> PartitionRunner:
+        spec = self.spec
+        return PartitionRunner(
+            partition,
+            spec.inputs,
+            spec.make_processor(partition, self._partitions),
+            TransactionalWriter(self.settings.kafka, spec.app_id, partition, spec.changelog),
+            self._restorer(partition),
+            self,
+            self._limits,
+            self.metrics,
+            self.crash,
+        )
+
+    def _restorer(self, partition: int) -> Callable[[], Awaitable[RestoredState]]:
+        cancelled = self._cancel_restore
+        return lambda: asyncio.to_thread(
+            read_changelog, self.settings.kafka, self.spec.changelog, partition, cancelled
+        )
+
+    # Ticks and statistics
+
+    async def tick(self) -> None:
+        """Send a tick to each owned partition that needs one."""
+        now_ms = self._clock.now_ms()
+        due = [r for r in self._runners.values() if r.tick_due(now_ms)]
+        if not due:
+            return
+        try:
+            producer = await self._ticker()
+            await asyncio.gather(*(self._send_tick(producer, runner) for runner in due))
+        except KafkaError as error:
+            logger.warning("no tick could be sent, trying again: %r", error)
+
+    async def _ticker(self) -> AIOKafkaProducer:
+        if self._tick_producer is None:
+            producer = AIOKafkaProducer(
+                **aiokafka_config(self.settings.kafka), acks="all", enable_idempotence=True
+            )
+            await producer.start()
+            self._tick_producer = producer
+        return self._tick_producer
+
+    async def _send_tick(self, producer: AIOKafkaProducer, runner: PartitionRunner) -> None:
+        offsets: dict[str, int] = {}
+        for topic in self.spec.inputs:
+            # ``send`` refuses a record without key and value, a batch takes it.
+            batch = producer.create_batch()
+            batch.append(key=None, value=None, timestamp=None, headers=[(TICK_HEADER, b"")])
+            batch.close()
+            sent = await (await producer.send_batch(batch, topic, partition=runner.partition))
+            offsets[topic] = sent.offset
+        runner.tick_sent(offsets)
+        self.metrics.add(names.TICKS)
+
+    async def report(self) -> None:
+        """Bring the gauges up to date."""
+        consumer = self.app.consumer
+        for tp in consumer.assignment():
+            applied = self.applied_offset(tp.topic, tp.partition)
+            end = consumer.highwater(tp)
+            if end is not None and applied is not None:
+                self.metrics.set(
+                    names.PARTITION_LAG,
+                    max(0, end - applied - 1),
+                    topic=tp.topic,
+                    partition=str(tp.partition),
+                )
+
+    # The app
+
+    def _build_app(self) -> BatchApp:
+        spec, settings = self.spec, self.settings
+        data = settings.data_dir.absolute() / "faust"
+        data.mkdir(parents=True, exist_ok=True)
+        session_s = settings.kafka.session_timeout_ms / 1000
+        app = BatchApp(
+            spec.app_id,
+            broker=faust_brokers(settings.kafka),
+            broker_credentials=faust_credentials(settings.kafka),
+            broker_session_timeout=session_s,
+            broker_heartbeat_interval=session_s / 5,
+            broker_max_poll_records=settings.worker.max_batch_records,
+            broker_commit_interval=1.0,
+            consumer_auto_offset_reset="earliest",
+            consumer_max_fetch_size=max(1024 * 1024, settings.kafka.max_message_bytes),
+            topic_allow_declare=False,
+            topic_disable_leader=True,
+            stream_wait_empty=False,
+            autodiscover=False,
+            datadir=data / spec.app_id,
+            store="memory://",
+            web_enabled=spec.web_port > 0,
+            web_host=settings.worker.web_host,
+            web_bind=settings.worker.web_host,
+            web_port=spec.web_port or 6066,
+        )
+        app.worker = self
+        self._declare(app)
+        return app
+
+    def _declare(self, app: BatchApp) -> None:
+        source = app.topic(*self.spec.inputs, schema=RawBatchSchema(), maxsize=TOPIC_QUEUE_BATCHES)
+        app.agent(
+            source, name=self.spec.processor, concurrency=1, supervisor_strategy=CrashingSupervisor
+        )(self.consume)
+        app.on_rebalance_complete.connect(self.on_rebalance_complete)
+        app.on_before_shutdown.connect(self.stop)
+        if self.spec.ticks:
+            app.timer(self.settings.worker.tick_interval_ms / 1000)(self.tick)
+        app.timer(STATISTICS_INTERVAL_S)(self.report)
+        if self.spec.web_port:
+            app.page("/metrics")(self._serve_metrics)
+
+    async def _serve_metrics(self, view: Any, _request: Any) -> Any:
+        return view.bytes(
+            generate_latest(self.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+        )
+
+
+def run_worker(
+    spec: WorkerSpec, settings: Settings, metrics: ProcessorMetrics | None = None
+) -> int:
+    """Run a worker until it is told to stop or fails. Blocks.
+
+    Returns:
+        0 after a clean stop (SIGTERM, SIGINT), 1 after a failure, whose reason was logged.
+    """
+    try:
+        settings = _with_address(settings)
+        partitions = topics.check(spec, settings.kafka)
+        worker = _new_worker(spec, settings, partitions, metrics)
+    except ClawstreamError as error:
+        print(f"{spec.processor}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    logger.info(
+        "%s consumes %s (%d partitions) as group %s at %s, state in %s",
+        spec.processor,
+        ", ".join(spec.inputs),
+        partitions,
+        spec.app_id,
+        settings.kafka.bootstrap_servers,
+        spec.changelog,
+    )
+    return _execute(worker)
+
+
+def _with_address(settings: Settings) -> Settings:
+    address = {"bootstrap_servers": resolve_bootstrap(settings)}
+    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update=address)})
+
+
+def _new_worker(
+    spec: WorkerSpec, settings: Settings, partitions: int, metrics: ProcessorMetrics | None
+) -> BatchWorker:
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    return BatchWorker(spec, settings, partitions, metrics or ProcessorMetrics(spec.processor))
+
+
+def _execute(worker: BatchWorker) -> int:
+    process = faust.Worker(
+        worker.app,
+        override_logging=False,
+        redirect_stdouts=False,
+        quiet=True,
+        workdir=Path.cwd(),
+        loop=asyncio.get_event_loop(),
+    )
+    try:
+        process.execute_from_commandline()
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 1
+    return 0
+
+
+__all__ = ["BatchWorker", "WorkerSpec", "run_worker"]

@@ -1,0 +1,202 @@
+"""Every metric of the stream processors: its name, labels and meaning, in one place.
+
+A process builds its metrics over a registry it is given, so that tests and several workers
+in one process do not meet. Counters end in ``_total`` where they are exposed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric: its name, kind, labels and what it says."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    help: str
+    buckets: tuple[float, ...] = ()
+
+
+_SIZES = (1.0, 10.0, 50.0, 100.0, 250.0, 500.0, 1_000.0, 2_000.0, 5_000.0, 10_000.0)
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+RECORDS_IN = Metric(
+    "clawstream_records_in", "counter", ("processor", "topic"),
+    "Records consumed, ticks included.",
+)  # fmt: skip
+RECORDS_OUT = Metric(
+    "clawstream_records_out", "counter", ("processor", "topic"),
+    "Records produced and committed.",
+)  # fmt: skip
+TICKS = Metric(
+    "clawstream_ticks", "counter", ("processor",),
+    "Clock ticks this worker produced, counted once for all input topics.",
+)  # fmt: skip
+DEAD_LETTERS = Metric(
+    "clawstream_dead_letters", "counter", ("processor", "reason"),
+    "Records that went to pipeline.dead_letters.",
+)  # fmt: skip
+MISPLACED = Metric(
+    "clawstream_misplaced", "counter", ("processor", "topic"),
+    "Records found on another partition than their key's and published again.",
+)  # fmt: skip
+DUPLICATES = Metric(
+    "clawstream_duplicates", "counter", ("processor",),
+    "Events dropped because an equal event is held.",
+)  # fmt: skip
+HELD_BACK = Metric(
+    "clawstream_held_back", "counter", ("processor",),
+    "Events too young for a segment or revision when it closed; they enter a later one.",
+)  # fmt: skip
+SEGMENTS = Metric(
+    "clawstream_segments", "counter", ("processor", "closed_by"),
+    "Segments closed (revision 0).",
+)  # fmt: skip
+REVISIONS = Metric(
+    "clawstream_revisions", "counter", ("processor",),
+    "Segments emitted again because of what came late.",
+)  # fmt: skip
+SCORED = Metric(
+    "clawstream_scored", "counter", ("processor", "trainable"),
+    "Segments scored, by whether they can be trained on.",
+)  # fmt: skip
+NONZERO = Metric(
+    "clawstream_nonzero_rewards", "counter", ("processor",),
+    "Segments with at least one reward that is not 0.",
+)  # fmt: skip
+REVIEWS = Metric(
+    "clawstream_reviews", "counter", ("processor",),
+    "Feedback sent to people for review.",
+)  # fmt: skip
+BATCH_RECORDS = Metric(
+    "clawstream_batch_records", "histogram", ("processor",),
+    "Records applied by one transaction.", _SIZES,
+)  # fmt: skip
+TRANSACTION_SECONDS = Metric(
+    "clawstream_transaction_seconds", "histogram", ("processor",),
+    "From the first record of a transaction sent to its commit confirmed.", _SECONDS,
+)  # fmt: skip
+RESTORE_SECONDS = Metric(
+    "clawstream_restore_seconds", "histogram", ("processor",),
+    "From a partition assigned to its state restored.", _SECONDS,
+)  # fmt: skip
+STATE_ENTRIES = Metric(
+    "clawstream_state_entries", "gauge", ("processor", "partition"),
+    "Entries in a partition's state.",
+)  # fmt: skip
+OPEN_SESSIONS = Metric(
+    "clawstream_open_sessions", "gauge", ("processor", "partition"),
+    "Sessions (reward: users) held in a partition's state.",
+)  # fmt: skip
+PARTITION_CLOCK = Metric(
+    "clawstream_partition_clock_seconds", "gauge", ("processor", "partition"),
+    "The partition's clock: the arrival up to which its log was applied, Unix seconds.",
+)  # fmt: skip
+PARTITION_LAG = Metric(
+    "clawstream_partition_lag_records", "gauge", ("processor", "topic", "partition"),
+    "Records of an input partition not applied yet.",
+)  # fmt: skip
+BUFFERED_RECORDS = Metric(
+    "clawstream_buffered_records", "gauge", ("processor", "topic", "partition"),
+    "Records read that wait for the other input topic.",
+)  # fmt: skip
+
+ALL: tuple[Metric, ...] = (
+    RECORDS_IN,
+    RECORDS_OUT,
+    TICKS,
+    DEAD_LETTERS,
+    MISPLACED,
+    DUPLICATES,
+    HELD_BACK,
+    SEGMENTS,
+    REVISIONS,
+    SCORED,
+    NONZERO,
+    REVIEWS,
+    BATCH_RECORDS,
+    TRANSACTION_SECONDS,
+    RESTORE_SECONDS,
+    STATE_ENTRIES,
+    OPEN_SESSIONS,
+    PARTITION_CLOCK,
+    PARTITION_LAG,
+    BUFFERED_RECORDS,
+)
+
+
+class ProcessorMetrics:
+    """The metrics of one processor over one registry.
+
+    Args:
+        processor: The value of the ``processor`` label, for example ``feedback_align``.
+        registry: Where they are registered; a new one if None.
+    """
+
+    def __init__(self, processor: str, registry: CollectorRegistry | None = None) -> None:
+        self.processor = processor
+        self.registry = CollectorRegistry() if registry is None else registry
+        self._counters = {m.name: self._counter(m) for m in ALL if m.kind == "counter"}
+        self._gauges = {m.name: self._gauge(m) for m in ALL if m.kind == "gauge"}
+        self._histograms = {m.name: self._histogram(m) for m in ALL if m.kind == "histogram"}
+
+    def add(self, metric: Metric, amount: float = 1, **labels: str) -> None:
+        """Count ``amount`` more."""
+        self._counters[metric.name].labels(processor=self.processor, **labels).inc(amount)
+
+    def set(self, metric: Metric, value: float, **labels: str) -> None:
+        """Show ``value`` now."""
+        self._gauges[metric.name].labels(processor=self.processor, **labels).set(value)
+
+    def observe(self, metric: Metric, value: float) -> None:
+        """Enter ``value`` into a distribution."""
+        self._histograms[metric.name].labels(processor=self.processor).observe(value)
+
+    def forget_partition(self, partition: int, topics: tuple[str, ...]) -> None:
+        """Show nothing more of a partition that another worker owns now."""
+        for metric in ALL:
+            if metric.kind != "gauge":
+                continue
+            gauge = self._gauges[metric.name]
+            if metric.labels == ("processor", "partition"):
+                gauge.remove_by_labels({"processor": self.processor, "partition": str(partition)})
+                continue
+            for topic in topics:
+                gauge.remove_by_labels(
+                    {
+                        "processor": self.processor,
+                        "topic": topic,
+                        "partition": str(partition),
+                    }
+                )
+
+    def value(self, metric: Metric, **labels: str) -> float:
+        """What a counter or gauge shows; 0 if it was never touched."""
+        suffix = "_total" if metric.kind == "counter" else ""
+        found = self.registry.get_sample_value(
+            metric.name + suffix, {"processor": self.processor, **labels}
+        )
+        return found or 0.0
+
+    def _counter(self, metric: Metric) -> Counter:
+        return Counter(metric.name, metric.help, metric.labels, registry=self.registry)
+
+    def _gauge(self, metric: Metric) -> Gauge:
+        return Gauge(metric.name, metric.help, metric.labels, registry=self.registry)
+
+    def _histogram(self, metric: Metric) -> Histogram:
+        return Histogram(
+            metric.name,
+            metric.help,
+            metric.labels,
+            registry=self.registry,
+            buckets=metric.buckets,
+        )
