@@ -195,7 +195,7 @@ class LogWriter:
         self._names = 0
         # A narrow log puts all into one session, where more collides.
         self._sessions = SESSIONS[: chooser.choice((1, 2, 4))]
-        self._is_calm = chooser.chance(60)
+        self._is_wild = chooser.chance(40)
         self._only_topic: str | None = None
 
     def write(self, size: int) -> Log:
@@ -230,7 +230,7 @@ class LogWriter:
             return
         if pace < 92:
             self._clock += self._pick.integer(1, max(1, s.settle_ms))
-        elif pace < 98 or self._is_calm:
+        elif pace < 98 or not self._is_wild:
             self._clock += self._span()
         elif pace < 99:
             self._clock += s.horizon_ms + self._pick.choice((0, 1, -1, s.settle_ms, s.gap_ms))
@@ -253,7 +253,7 @@ class LogWriter:
         """When a turn happened: now, or near another turn, or beyond belief."""
         now = self._clock - past.spool_lag_ms
         mode = self._pick.integer(0, 99)
-        if mode < 55 or (self._is_calm and self._pick.chance(70)):
+        if mode < 55 or (not self._is_wild and not self._pick.chance(30)):
             return now
         if mode < 70:
             return now - self._pick.integer(0, self._settings.gap_ms)
@@ -270,7 +270,7 @@ class LogWriter:
     def _feedback_time(self, past: _SessionPast, about: DialogueTurn | None) -> int:
         now = self._clock - past.spool_lag_ms
         mode = self._pick.integer(0, 99)
-        if mode < 50 or (about is None and mode < 85):
+        if mode < 40 or (about is None and mode < 85):
             return now
         if about is not None and mode < 75:
             window = self._settings.attribution_window_ms
@@ -287,8 +287,8 @@ class LogWriter:
     # Records.
 
     def _write_record(self) -> None:
-        main_session = self._sessions[0]
-        session = main_session if self._pick.chance(50) else self._pick.choice(self._sessions)
+        elsewhere = self._pick.chance(50)
+        session = self._pick.choice(self._sessions) if elsewhere else self._sessions[0]
         past = self._past.setdefault(session, _SessionPast())
         self._maybe_turn_a_page(past)
         kind = self._pick.integer(0, 99)
@@ -347,12 +347,15 @@ class LogWriter:
 
     def _new_turn(self, session: tuple[str, str], past: _SessionPast) -> DialogueTurn:
         policy, session_id = session
-        role = self._role(past)
+        turn_id, role = self._turn_id(past), self._role(past)
+        if turn_id in past.promised_turn_ids:
+            past.promised_turn_ids.remove(turn_id)
+            role = Role.ASSISTANT
         turn = DialogueTurn(
             event_id=self._name("e"),
             policy=policy,
             session_id=session_id,
-            turn_id=self._turn_id(past),
+            turn_id=turn_id,
             parent_turn_id=self._parent(past),
             request_id=self._maybe(30, ("r1", "r2", "r3")),
             role=role,
@@ -383,20 +386,20 @@ class LogWriter:
         )
 
     def _role(self, past: _SessionPast) -> Role:
-        if self._pick.chance(70):
-            answers = bool(past.turns) and past.turns[-1].role is Role.USER
-            return Role.ASSISTANT if answers else Role.USER
-        return self._pick.choice(
-            (Role.ASSISTANT, Role.ASSISTANT, Role.USER, Role.TOOL, Role.TOOL, Role.SYSTEM)
-            if self._pick.chance(95)
-            else (Role.UNKNOWN,)
-        )
+        if self._pick.chance(2):
+            return Role.UNKNOWN
+        if self._pick.chance(30):
+            return self._pick.choice(
+                (Role.ASSISTANT, Role.ASSISTANT, Role.USER, Role.TOOL, Role.TOOL, Role.SYSTEM)
+            )
+        answers = bool(past.turns) and past.turns[-1].role is Role.USER
+        return Role.ASSISTANT if answers else Role.USER
 
     def _turn_id(self, past: _SessionPast) -> str:
         if past.turns and self._pick.chance(3):
             return self._pick.choice(past.turns).turn_id
         if past.promised_turn_ids and self._pick.chance(50):
-            return past.promised_turn_ids.pop()
+            return past.promised_turn_ids[-1]
         return self._name("t")
 
     def _parent(self, past: _SessionPast) -> str | None:
