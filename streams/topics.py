@@ -326,7 +326,7 @@ class Change:
         setting: Kafka's name of the setting, ``partitions`` or ``replication``; None for a
             topic to be created.
         before: The cluster's value.
-        after: The inventory's value.
+        after: The inventory's value; for a topic to be created, what it will be, in words.
         reason: Why it is refused or only noted.
     """
 
@@ -421,10 +421,19 @@ def plan(inventory: Inventory, cluster: Mapping[str, TopicDescription]) -> Topic
     for topic in inventory:
         found = cluster.get(topic.name)
         if found is None:
-            changes.append(Change(topic=topic.name, kind=ChangeKind.CREATE))
+            changes.append(Change(topic=topic.name, kind=ChangeKind.CREATE, after=_summary(topic)))
         else:
             changes.extend(_compare(topic, found))
     return TopicPlan(inventory, tuple(changes))
+
+
+def _summary(topic: Topic) -> str:
+    kept = {None: "", _FOREVER: ", kept for ever"}.get(
+        topic.retention_ms, f", kept {(topic.retention_ms or 0) / 86_400_000:g} days"
+    )
+    return (
+        f"{topic.partitions} x {topic.replication}, {topic.cleanup}{kept}, {topic.timestamp_type}"
+    )
 
 
 def _compare(topic: Topic, found: TopicDescription) -> Iterator[Change]:

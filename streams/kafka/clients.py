@@ -7,7 +7,9 @@ time out. The clients made here turn such reports into a :class:`BrokerError`.
 from __future__ import annotations
 
 import logging
+import math
 import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
@@ -70,7 +72,12 @@ def common_config(
         "sasl.password": password.get_secret_value() if password is not None else None,
         "ssl.ca.location": str(kafka.ssl_ca_location) if kafka.ssl_ca_location else None,
         "client.id": "clawstream",
-        "error_cb": lambda error: _on_kafka_error(error, bootstrap_servers, on_error),
+        "error_cb": _ErrorCallback(bootstrap_servers, on_error),
+        # Its own lines on stderr, twenty a second while a broker is away, would repeat what
+        # the callback hears.
+        "log_level": 2,
+        "reconnect.backoff.ms": 100,
+        "reconnect.backoff.max.ms": 2_000,
     }
     return {key: value for key, value in config.items() if value is not None}
 
@@ -174,22 +181,17 @@ def make_consumer(
 
 
 def make_admin(
-    kafka: KafkaSettings, bootstrap_servers: str, *, on_error: ErrorSink | None = None
+    kafka: KafkaSettings, bootstrap_servers: str, *, on_error: ErrorSink = raise_error
 ) -> AdminClient:
     """An admin client.
 
-    Its callbacks run on a thread of its own, so ``on_error`` must not raise; errors are
-    logged if it is None. :mod:`streams.kafka.admin` keeps them and raises them at the call.
+    Its error callback is served by its ``poll`` only: call that when another call fails, as
+    :mod:`streams.kafka.admin` does.
     """
     from confluent_kafka.admin import AdminClient
 
-    config = common_config(kafka, bootstrap_servers, on_error or _log_error)
     with _readable(bootstrap_servers):
-        return AdminClient(config)
-
-
-def _log_error(error: BrokerError) -> None:
-    _log.error("%s", error)
+        return AdminClient(common_config(kafka, bootstrap_servers, on_error))
 
 
 @contextmanager
@@ -203,11 +205,24 @@ def _readable(bootstrap_servers: str) -> Iterator[None]:
         raise BrokerError(f"cannot make a client for {bootstrap_servers}: {error}") from error
 
 
-def _on_kafka_error(error: KafkaError, bootstrap_servers: str, on_error: ErrorSink) -> None:
-    if _is_hopeless(error):
-        on_error(describe_error(error, bootstrap_servers))
-    else:
-        _log.warning("Kafka at %s: %s", bootstrap_servers, error.str())
+class _ErrorCallback:
+    """Passes on what is hopeless, logs the rest, each kind of it at most once in 30 s."""
+
+    _QUIET_S = 30.0
+
+    def __init__(self, bootstrap_servers: str, on_error: ErrorSink) -> None:
+        self._address = bootstrap_servers
+        self._on_error = on_error
+        self._logged_at_s: dict[int, float] = {}
+
+    def __call__(self, error: KafkaError) -> None:
+        if _is_hopeless(error):
+            self._on_error(describe_error(error, self._address))
+            return
+        now_s, code = time.monotonic(), error.code()
+        if now_s - self._logged_at_s.get(code, -math.inf) >= self._QUIET_S:
+            self._logged_at_s[code] = now_s
+            _log.warning("Kafka at %s: %s", self._address, error.str())
 
 
 def _is_hopeless(error: KafkaError) -> bool:

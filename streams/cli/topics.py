@@ -1,0 +1,96 @@
+"""``clawstream topics``: the inventory against a cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from streams.cli.kafka import settings_of
+
+if TYPE_CHECKING:
+    from streams.kafka.admin import Admin
+    from streams.topics import Change, TopicPlan
+
+app = typer.Typer(no_args_is_help=True, help="Compare the cluster's topics with topics.yaml.")
+
+_FILE = typer.Option(None, "--file", help="An inventory of your own, in the form of topics.yaml.")
+_REPLICATION = typer.Option(
+    None, "--replication", min=1, help="Copies of each partition, for all topics."
+)
+_JSON = typer.Option(False, "--json", help="Print JSON for machines.")
+
+
+@app.command("plan")
+def show_plan(
+    ctx: typer.Context,
+    file: Path | None = _FILE,
+    replication: int | None = _REPLICATION,
+    as_json: bool = _JSON,
+) -> None:
+    """Show how the cluster differs; changes nothing. Fails if something would be refused."""
+    _, topic_plan = _make(ctx, file, replication)
+    _show(topic_plan, as_json, applied=False)
+    topic_plan.raise_if_refused()
+
+
+@app.command("apply")
+def apply_plan(
+    ctx: typer.Context,
+    file: Path | None = _FILE,
+    replication: int | None = _REPLICATION,
+    as_json: bool = _JSON,
+) -> None:
+    """Create and change topics where nothing is lost by it, all or nothing."""
+    admin, topic_plan = _make(ctx, file, replication)
+    topic_plan.raise_if_refused()
+    admin.apply(topic_plan)
+    _show(topic_plan, as_json, applied=True)
+
+
+def _make(
+    ctx: typer.Context, file: Path | None, replication: int | None
+) -> tuple[Admin, TopicPlan]:
+    from streams.kafka.admin import Admin
+    from streams.kafka.clients import resolve_bootstrap
+    from streams.topics import load_inventory, with_replication
+
+    settings = settings_of(ctx)
+    inventory = with_replication(load_inventory(file), replication)
+    admin = Admin(settings.kafka, resolve_bootstrap(settings))
+    return admin, admin.plan(inventory)
+
+
+def _show(topic_plan: TopicPlan, as_json: bool, *, applied: bool) -> None:
+    if as_json:
+        changes = [_as_dict(change) for change in topic_plan.changes]
+        sys.stdout.write(json.dumps({"applied": applied, "changes": changes}) + "\n")
+    elif not topic_plan.changes:
+        sys.stdout.write("the cluster's topics are as topics.yaml has them\n")
+    else:
+        _print_table(topic_plan, "done" if applied else "to do")
+
+
+def _as_dict(change: Change) -> dict[str, Any]:
+    return {
+        "topic": change.topic,
+        "kind": change.kind.value,
+        "setting": change.setting,
+        "before": change.before,
+        "after": change.after,
+        "reason": change.reason,
+    }
+
+
+def _print_table(topic_plan: TopicPlan, title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("topic", "what", "setting", "before", "after", "why", title=title)
+    for change in topic_plan.changes:
+        row = (change.topic, change.kind.value, change.setting, change.before, change.after)
+        table.add_row(*(value or "" for value in row), change.reason or "")
+    Console().print(table)
