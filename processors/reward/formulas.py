@@ -1,0 +1,629 @@
+"""The reward of a step: what feedback and words say about a reply, as numbers with reasons.
+
+Theory of operation. Every piece of feedback on a step is read once (``read``): a number on a
+common scale, or the reason why it says nothing. From the readings and the user's next turns
+each component of ``COMPONENTS`` makes a value in [-1, 1] with its evidence::
+
+    reward = clip( sum_core w_c * v_c  +  sum_extra w_x * v_x )        in [-1, 1]
+
+The core weights add up to 1 (DESIGN §5: explicit 0.4, implicit 0.3, business 0.3). A core
+component without anything to go by counts 0, or, with ``renormalise``, the others' weights are
+scaled up to fill its place. Extra components come on top. What credibility
+(``processors.reward.credibility``) left of a rating multiplies that rating.
+
+A new component is a function ``(step, context, settings) -> RewardComponent`` and a line in
+``COMPONENTS``. Pure: no clock, no randomness, no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from pydantic import SecretStr
+
+from processors.reward.signals import Signal, find, repeats
+from streams.contracts import (
+    FeedbackKind,
+    Message,
+    RewardComponent,
+    Role,
+    ScoredSegment,
+    Step,
+    StepFeedback,
+    StepReward,
+    TrajectorySegment,
+)
+from streams.settings import RewardSettings
+
+FORMULA_ID = "composite-1"
+"""Name and version of these formulas; changes whenever equal input may score differently."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What one piece of feedback says: ``value`` on its kind's scale, or why it says nothing."""
+
+    value: float | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Credibility:
+    """How far a rating is believed.
+
+    Args:
+        weight: Multiplies the rating, in [0, 1].
+        reason: Which filter set the weight and on what numbers; None at full weight.
+    """
+
+    weight: float = 1.0
+    reason: str | None = None
+
+
+BELIEVED = Credibility()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextSignal:
+    """A signal in a user's turn after a reply.
+
+    Args:
+        signal: What it says.
+        turn_id: The user's turn.
+        history_length: User turns between the reply and this turn; 0 for the next one.
+        detail: The words that gave it away, or the similarity.
+        content: The whole turn.
+    """
+
+    signal: Signal
+    turn_id: str
+    history_length: int
+    detail: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepContext:
+    """What a component may know of a step besides the step itself.
+
+    Args:
+        segment: The segment it belongs to.
+        rater: Who gave feedback that names nobody.
+        credibility: Of ratings by feedback event id; one that is missing is believed.
+        later_user_turns: The user's turns after the reply, as far as the segment shows them.
+        signals: What they say about this reply.
+    """
+
+    segment: TrajectorySegment
+    rater: str
+    credibility: Mapping[str, Credibility] = field(default_factory=dict)
+    later_user_turns: tuple[Message, ...] = ()
+    signals: tuple[TextSignal, ...] = ()
+
+
+Component = Callable[[Step, StepContext, RewardSettings], RewardComponent]
+
+
+@dataclass(frozen=True, slots=True)
+class ComponentSpec:
+    """A component in the registry.
+
+    Args:
+        function: Makes the component; its ``value`` is in [-1, 1] or None.
+        core: Whether its weight is one of those that add up to 1.
+    """
+
+    function: Component
+    core: bool
+
+
+# --- Reading feedback -------------------------------------------------------------------------
+
+SCALE_MIN = "scale_min"
+SCALE_MAX = "scale_max"
+"""Attributes of a rating or outcome that is not on [-1, 1]: the ends of its scale."""
+
+
+def read(feedback: StepFeedback) -> Reading:
+    """What ``feedback`` says, on the scale of its kind.
+
+    thumb: -1 or 1 · rating, outcome: in [-1, 1] · dwell: milliseconds, not negative · review:
+    1 upheld, -1 rejected · the others: 1, it happened. Anything else has a ``problem``.
+    """
+    reader = _READERS.get(feedback.kind)
+    if reader is None:
+        return Reading(problem=f"kind {feedback.kind.value} says nothing here")
+    if feedback.value is not None and not math.isfinite(feedback.value):
+        return Reading(problem="its value is not a finite number")
+    return reader(feedback)
+
+
+def _read_thumb(feedback: StepFeedback) -> Reading:
+    if not feedback.value:
+        return Reading(problem="a thumb is above 0 for up or below 0 for down")
+    return Reading(math.copysign(1.0, feedback.value))
+
+
+def _read_scaled(feedback: StepFeedback) -> Reading:
+    if feedback.value is None:
+        return Reading(problem="it has no value")
+    scale = _scale(feedback.attributes)
+    if scale is None:
+        return Reading(problem=f"{SCALE_MIN} and {SCALE_MAX} must be two numbers, rising")
+    low, high = scale
+    if not low <= feedback.value <= high:
+        return Reading(
+            problem=f"its value {feedback.value:g} is outside [{low:g}, {high:g}]; name its "
+            f"scale in the attributes {SCALE_MIN} and {SCALE_MAX}"
+        )
+    if (low, high) == (-1.0, 1.0):
+        return Reading(feedback.value)
+    return Reading(clip(2.0 * ((feedback.value - low) / (high - low)) - 1.0))
+
+
+def _scale(attributes: Mapping[str, str]) -> tuple[float, float] | None:
+    try:
+        low = float(attributes.get(SCALE_MIN, "-1"))
+        high = float(attributes.get(SCALE_MAX, "1"))
+    except ValueError:
+        return None
+    return (low, high) if low < high and math.isfinite(high - low) else None
+
+
+def _read_dwell(feedback: StepFeedback) -> Reading:
+    if feedback.value is None or feedback.value < 0:
+        return Reading(problem="dwell needs a value, milliseconds, not negative")
+    return Reading(feedback.value)
+
+
+def _read_event(feedback: StepFeedback) -> Reading:
+    if feedback.value is not None and feedback.value <= 0:
+        return Reading(problem=f"its value {feedback.value:g} says that it did not happen")
+    return Reading(1.0)
+
+
+def _read_review(feedback: StepFeedback) -> Reading:
+    if feedback.value is None:
+        return Reading(problem="a review is above 0 for upheld, else rejected")
+    return Reading(1.0 if feedback.value > 0 else -1.0)
+
+
+_READERS: Mapping[FeedbackKind, Callable[[StepFeedback], Reading]] = {
+    FeedbackKind.THUMB: _read_thumb,
+    FeedbackKind.RATING: _read_scaled,
+    FeedbackKind.OUTCOME: _read_scaled,
+    FeedbackKind.DWELL: _read_dwell,
+    FeedbackKind.FOLLOW_UP: _read_event,
+    FeedbackKind.COPY: _read_event,
+    FeedbackKind.REGENERATE: _read_event,
+    FeedbackKind.ABANDON: _read_event,
+    FeedbackKind.REPETITION: _read_event,
+    FeedbackKind.CORRECTION: _read_event,
+    FeedbackKind.CONFIRMATION: _read_event,
+    FeedbackKind.DIRECTIVE: _read_event,
+    FeedbackKind.REVIEW: _read_review,
+}
+
+EXPLICIT_KINDS = frozenset({FeedbackKind.THUMB, FeedbackKind.RATING})
+
+SIGNAL_KINDS: Mapping[FeedbackKind, Signal] = {
+    FeedbackKind.REPETITION: Signal.REPETITION,
+    FeedbackKind.CORRECTION: Signal.CORRECTION,
+    FeedbackKind.CONFIRMATION: Signal.CONFIRMATION,
+    FeedbackKind.DIRECTIVE: Signal.DIRECTIVE,
+}
+
+
+def readable(
+    feedback: Iterable[StepFeedback], kinds: Iterable[FeedbackKind]
+) -> tuple[tuple[StepFeedback, float], ...]:
+    """The feedback of these kinds that says something, with its reading, oldest first."""
+    wanted = frozenset(kinds)
+    pairs = ((item, read(item).value) for item in feedback if item.kind in wanted)
+    known = [(item, value) for item, value in pairs if value is not None]
+    return tuple(sorted(known, key=lambda pair: pair[0].event_time))
+
+
+def default_rater(segment: TrajectorySegment) -> str:
+    """Who gave the segment's feedback that names nobody: its user, else its session."""
+    return f"user {segment.user_id}" if segment.user_id else f"session {segment.session_id}"
+
+
+def rater_of(feedback: StepFeedback, default: str) -> str:
+    """Who gave ``feedback``."""
+    return f"user {feedback.user_id}" if feedback.user_id else default
+
+
+def latest_ratings(
+    feedback: Sequence[StepFeedback], default: str
+) -> dict[str, tuple[StepFeedback, float]]:
+    """Each rater's opinion of one reply: the latest thumb or rating that can be read."""
+    return {
+        rater_of(item, default): (item, value) for item, value in readable(feedback, EXPLICIT_KINDS)
+    }
+
+
+# --- Components -------------------------------------------------------------------------------
+
+
+def explicit(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
+    """What people said: the mean over raters of their latest rating times its credibility."""
+    opinions = latest_ratings(step.feedback, context.rater)
+    values: list[float] = []
+    evidence: list[str] = []
+    for rater, (item, value) in opinions.items():
+        weight = context.credibility.get(item.event_id, BELIEVED).weight
+        values.append(value * weight)
+        believed = "" if weight == 1.0 else f", counts {weight:g}"
+        evidence.append(f"{item.kind.value} {item.event_id} by {rater}: {_signed(value)}{believed}")
+    mean = math.fsum(values) / len(values) if values else None
+    return RewardComponent(
+        name="explicit",
+        weight=settings.weight_explicit,
+        value=None if mean is None else clip(mean),
+        evidence=tuple(evidence),
+    )
+
+
+def implicit(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
+    """What people did: dwell, follow-ups, copying and the like, and what their words say.
+
+    ``clip(dwell + events + clip(signals))``: dwell grows linearly up to its saturation, an
+    event counts once however often it is sent, signals decay with the user turns in between.
+    """
+    behaviour = [*_dwell(step, settings), *_events(step, settings)]
+    signals = _signals(step, context, settings)
+    value: float | None = None
+    if behaviour or signals:
+        said = clip(math.fsum(points for points, _ in signals))
+        value = clip(math.fsum(points for points, _ in behaviour) + said)
+    return RewardComponent(
+        name="implicit",
+        weight=settings.weight_implicit,
+        value=value,
+        evidence=tuple(line for _, line in (*behaviour, *signals)),
+    )
+
+
+def business(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
+    """What came of it: the latest outcome."""
+    outcomes = readable(step.feedback, (FeedbackKind.OUTCOME,))
+    value: float | None = None
+    evidence: tuple[str, ...] = ()
+    if outcomes:
+        item, value = outcomes[-1]
+        evidence = (f"outcome {item.event_id}: {_signed(value)}",)
+    return RewardComponent(
+        name="business", weight=settings.weight_business, value=value, evidence=evidence
+    )
+
+
+def process(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
+    """How it went on: the user said more (+1), and asked for details (+1), each by its weight."""
+    parts: list[tuple[float, str]] = []
+    weight = settings.process_continued + settings.process_details
+    if step.next_user_turn is not None and weight > 0:
+        turn_id = step.next_user_turn.turn_id
+        parts.append((settings.process_continued, f"went on with turn {turn_id}"))
+        if any(s.signal is Signal.DETAILS and s.history_length == 0 for s in context.signals):
+            parts.append((settings.process_details, f"turn {turn_id} asks for details"))
+    counted = [part for part in parts if part[0] > 0]
+    value = clip(math.fsum(part for part, _ in counted) / weight) if counted else None
+    return RewardComponent(
+        name="process",
+        weight=weight,
+        value=value,
+        evidence=tuple(line for _, line in counted),
+    )
+
+
+COMPONENTS: Mapping[str, ComponentSpec] = {
+    "explicit": ComponentSpec(explicit, core=True),
+    "implicit": ComponentSpec(implicit, core=True),
+    "business": ComponentSpec(business, core=True),
+    "process": ComponentSpec(process, core=False),
+}
+"""Every component by name, in the order in which they are shown."""
+
+
+def _dwell(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
+    times = [value for _, value in readable(step.feedback, (FeedbackKind.DWELL,))]
+    if not times:
+        return []
+    full = settings.dwell_saturation_ms
+    seen = min(sum(times), float(full))
+    points = settings.implicit_dwell * (seen / full)
+    return [(points, f"dwell {seen:.0f} of {full} ms: {_signed(points)}")]
+
+
+def _events(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
+    points = {
+        FeedbackKind.FOLLOW_UP: settings.implicit_follow_up,
+        FeedbackKind.COPY: settings.implicit_copy,
+        FeedbackKind.REGENERATE: settings.implicit_regenerate,
+        FeedbackKind.ABANDON: settings.implicit_abandon,
+    }
+    happened = {item.kind: item for item, _ in readable(step.feedback, points)}
+    return [
+        (points[kind], f"{kind.value} {happened[kind].event_id}: {_signed(points[kind])}")
+        for kind in points
+        if kind in happened
+    ]
+
+
+def _signals(step: Step, context: StepContext, settings: RewardSettings) -> list[tuple[float, str]]:
+    """Points of each signal: those the front end sent, else those in the user's words."""
+    found = [
+        (s.signal, s.history_length, f"turn {s.turn_id} ({s.detail})") for s in context.signals
+    ]
+    sent = readable(step.feedback, SIGNAL_KINDS)
+    if sent:
+        found = [
+            (SIGNAL_KINDS[item.kind], _turns_before(item, context), f"event {item.event_id}")
+            for item, _ in sent
+        ]
+    points = {
+        Signal.REPETITION: settings.repetition,
+        Signal.CORRECTION: settings.correction,
+        Signal.CONFIRMATION: settings.confirmation,
+    }
+    scored: list[tuple[float, str]] = []
+    for signal, history_length, where in found:
+        if signal in points:
+            value = points[signal] * settings.decay**history_length
+            between = f", {history_length} user turns between" if history_length else ""
+            scored.append((value, f"{signal.value} in {where}{between}: {_signed(value)}"))
+    return scored
+
+
+def _turns_before(item: StepFeedback, context: StepContext) -> int:
+    """User turns between the reply and a signal the front end sent."""
+    return sum(turn.event_time < item.event_time for turn in context.later_user_turns)
+
+
+# --- Context: the user's words after each reply -----------------------------------------------
+
+
+def contexts(
+    segment: TrajectorySegment, settings: RewardSettings, credibility: Mapping[str, Credibility]
+) -> tuple[StepContext, ...]:
+    """One context for each step of ``segment``, in order."""
+    rater = default_rater(segment)
+    result: list[StepContext] = []
+    asked: tuple[str, ...] = ()
+    for index, step in enumerate(segment.steps):
+        asked = _asked(step.context) or asked
+        later = _later_user_turns(segment.steps, index)
+        signals = _text_signals(asked, later, settings) if settings.text_signals else ()
+        result.append(
+            StepContext(
+                segment=segment,
+                rater=rater,
+                credibility=credibility,
+                later_user_turns=later,
+                signals=signals,
+            )
+        )
+    return tuple(result)
+
+
+def _asked(context: Sequence[Message]) -> tuple[str, ...]:
+    """The user's words that a reply answers: those after the last assistant message."""
+    asked: list[str] = []
+    for message in context:
+        if message.role is Role.ASSISTANT:
+            asked.clear()
+        elif message.role is Role.USER:
+            asked.append(message.content)
+    return tuple(asked)
+
+
+def _later_user_turns(steps: Sequence[Step], index: int) -> tuple[Message, ...]:
+    turns: dict[str, Message] = {}
+    candidates = [
+        steps[index].next_user_turn,
+        *(message for step in steps[index + 1 :] for message in step.context),
+        steps[-1].next_user_turn,
+    ]
+    for message in candidates:
+        if message is not None and message.role is Role.USER and not message.carried:
+            turns.setdefault(message.turn_id, message)
+    return tuple(turns.values())
+
+
+def _text_signals(
+    asked: Sequence[str], later: Sequence[Message], settings: RewardSettings
+) -> tuple[TextSignal, ...]:
+    """What later turns say about a reply.
+
+    Words are about the reply right before them, so only the next turn is read for them. A
+    repetition is about the reply that answered the same before, however many turns ago.
+    """
+    found: list[TextSignal] = []
+    for history_length, turn in enumerate(later):
+        similarity = repeats(turn.content, asked, settings.repetition_similarity)
+        details: list[tuple[Signal, str]] = []
+        if similarity is not None:
+            details.append((Signal.REPETITION, f"similarity {similarity:.2f}"))
+        if history_length == 0:
+            details.extend((match.signal, f'"{match.quote}"') for match in find(turn.content))
+        found.extend(
+            TextSignal(
+                signal=signal,
+                turn_id=turn.turn_id,
+                history_length=history_length,
+                detail=detail,
+                content=turn.content,
+            )
+            for signal, detail in details
+        )
+    return tuple(found)
+
+
+# --- Putting it together ----------------------------------------------------------------------
+
+
+def composite(components: Sequence[RewardComponent], *, renormalise: bool) -> float:
+    """The reward in [-1, 1] of these components (equation in the module's docstring)."""
+    core = [c for c in components if COMPONENTS[c.name].core]
+    extra = [c for c in components if not COMPONENTS[c.name].core]
+    present = math.fsum(c.weight for c in core if c.value is not None)
+    scale = 1.0 / present if renormalise and present > 0 else 1.0
+    return clip(scale * _weighted(core) + _weighted(extra))
+
+
+def _weighted(components: Iterable[RewardComponent]) -> float:
+    return math.fsum(c.weight * c.value for c in components if c.value is not None)
+
+
+def score_step(step: Step, context: StepContext, settings: RewardSettings) -> StepReward:
+    """The reward of one step, with everything a person needs to understand it."""
+    made = (spec.function(step, context, settings) for spec in COMPONENTS.values())
+    components = tuple(c for c in made if c.weight > 0 or COMPONENTS[c.name].core)
+    reward = composite(components, renormalise=settings.renormalise)
+    opinions = latest_ratings(step.feedback, context.rater)
+    beliefs = [context.credibility.get(item.event_id, BELIEVED) for item, _ in opinions.values()]
+    reasons = (
+        _sum_line(components, reward, settings),
+        *(f"{c.name}: {'; '.join(c.evidence)}" for c in components if c.evidence),
+        *(belief.reason for belief in beliefs if belief.reason is not None),
+        *_remarks(step, opinions),
+    )
+    return StepReward(
+        turn_id=step.turn_id,
+        reward=reward,
+        credibility=math.fsum(b.weight for b in beliefs) / len(beliefs) if beliefs else 1.0,
+        components=components,
+        reasons=reasons,
+        directives=_directives(step, context),
+    )
+
+
+def _sum_line(
+    components: Sequence[RewardComponent], reward: float, settings: RewardSettings
+) -> str:
+    terms = " + ".join(
+        f"{c.name} {c.weight:g} x {'nothing' if c.value is None else _signed(c.value)}"
+        for c in components
+    )
+    how = ", weights scaled to what is there" if settings.renormalise else ""
+    return f"reward {_signed(reward)} = {terms}{how}"
+
+
+def _remarks(step: Step, opinions: Mapping[str, tuple[StepFeedback, float]]) -> tuple[str, ...]:
+    latest = {item.event_id for item, _ in opinions.values()}
+    lines: list[str] = []
+    for item in step.feedback:
+        reading = read(item)
+        name = f"{item.kind.value} {item.event_id}"
+        if reading.problem is not None:
+            lines.append(f"ignored {name}: {reading.problem}")
+        elif item.kind in EXPLICIT_KINDS and item.event_id not in latest:
+            lines.append(f"ignored {name}: the same rater gave a later one")
+        elif item.kind is FeedbackKind.REVIEW:
+            lines.append(f"{name}: {'upheld' if reading.value == 1.0 else 'rejected'}")
+    return tuple(lines)
+
+
+def _directives(step: Step, context: StepContext) -> tuple[str, ...]:
+    """What the user told the model to do instead: as sent, else as said, each text once."""
+    sent = readable(step.feedback, SIGNAL_KINDS)
+    if sent:
+        texts = [i.text for i, _ in sent if i.kind is FeedbackKind.DIRECTIVE and i.text]
+    else:
+        texts = [s.content for s in context.signals if s.signal is Signal.DIRECTIVE]
+    return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
+
+
+def score_segment(
+    segment: TrajectorySegment,
+    settings: RewardSettings,
+    credibility: Mapping[str, Credibility] | None = None,
+) -> ScoredSegment:
+    """Score every step of ``segment``.
+
+    Args:
+        segment: What to score.
+        settings: The weights.
+        credibility: Of ratings, by feedback event id; one that is missing is believed.
+
+    Returns:
+        The segment with one reward for each step, in order, and whether to train on it.
+    """
+    beliefs = credibility or {}
+    rewards = tuple(
+        score_step(step, context, settings)
+        for step, context in zip(segment.steps, contexts(segment, settings, beliefs), strict=True)
+    )
+    reason = _untrainable_reason(segment, rewards)
+    return ScoredSegment(
+        segment=segment,
+        formula_id=FORMULA_ID,
+        config_hash=config_hash(settings),
+        trainable=reason is None,
+        untrainable_reason=reason,
+        rewards=rewards,
+    )
+
+
+def _untrainable_reason(segment: TrajectorySegment, rewards: Sequence[StepReward]) -> str | None:
+    if not segment.steps:
+        return "the segment has no reply"
+    if not any(s.reply.strip() or s.tool_calls or s.token_ids for s in segment.steps):
+        return "no reply has any text, tool call or token"
+    if any(reward.reward != 0.0 for reward in rewards):
+        return None
+    if any(reward.credibility < 1.0 for reward in rewards):
+        return "all rewards are zero: the ratings are held back, see the rewards' reasons"
+    if any(c.value is not None for reward in rewards for c in reward.components):
+        return "all rewards are zero: what was said for and against adds up to nothing"
+    return "all rewards are zero: there is no feedback and no signal on any reply"
+
+
+@lru_cache(maxsize=64)
+def config_hash(settings: RewardSettings) -> str:
+    """SHA-256 (hex) of the settings as canonical JSON: sorted keys, no spaces, no secrets."""
+    fields = type(settings).model_fields
+    secret = {name for name, info in fields.items() if SecretStr.__name__ in str(info.annotation)}
+    plain = settings.model_dump(mode="json", exclude=secret)
+    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def clip(value: float) -> float:
+    """``value`` limited to [-1, 1]; never negative zero."""
+    return max(-1.0, min(1.0, value)) + 0.0
+
+
+def _signed(value: float) -> str:
+    return f"{value + 0.0:+.3g}" if value else "0"
+
+
+__all__ = [
+    "BELIEVED",
+    "COMPONENTS",
+    "EXPLICIT_KINDS",
+    "FORMULA_ID",
+    "Component",
+    "ComponentSpec",
+    "Credibility",
+    "Reading",
+    "StepContext",
+    "TextSignal",
+    "clip",
+    "composite",
+    "config_hash",
+    "contexts",
+    "default_rater",
+    "latest_ratings",
+    "rater_of",
+    "read",
+    "readable",
+    "score_segment",
+    "score_step",
+]
