@@ -56,7 +56,8 @@ def attach_lora(
         layers_to_transform=_layers(model, settings.lora_first_layer),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
         torch.manual_seed(seed)
         adapted = PeftModel(model, config, adapter_name=adapter_name)
     adapted.eval()

@@ -1,0 +1,126 @@
+"""What an update reports, each number explained in one place.
+
+Names follow CleanRL where it has them, so that people can read them without a legend; the
+legend is `METRICS` all the same. Where a number is called KL, its estimator and its two
+policies are in its explanation; all are nats per token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+from learner.ppo.masks import masked_mean, masked_var
+
+METRICS: Mapping[str, str] = MappingProxyType(
+    {
+        "charts/learning_rate": "Learning rate of the adapter in this update.",
+        "charts/value_learning_rate": "Learning rate of the value head in this update.",
+        "charts/optimizer_step": "Optimizer steps made since training began.",
+        "charts/updates": "Updates made since training began, this one included.",
+        "losses/policy_loss": (
+            "Clipped policy objective, importance weights included; mean per token over all "
+            "minibatches of the update. Its sign says little: it starts near 0 with whitened "
+            "advantages and falls as good replies become likelier."
+        ),
+        "losses/value_loss": (
+            "Half the squared error of the value head, the clipped one if larger; mean per "
+            "token. Rises when rewards change faster than the head learns them."
+        ),
+        "losses/entropy": (
+            "Entropy of the policy before the update at the tokens it chose, nats per token, "
+            "at the sampling temperature. A steady fall foretells replies that are all alike."
+        ),
+        "losses/old_approx_kl": (
+            "KL of the policy before the update to the one in training, estimator k1, mean "
+            "per token over the last epoch's minibatches. May be negative."
+        ),
+        "losses/approx_kl": (
+            "The same KL, estimator k3 (never negative): how far this update moved the "
+            "policy. Above 1.5 times target_kl the update stops."
+        ),
+        "losses/clipfrac": (
+            "Share of tokens whose ratio left the clip range, over all minibatches. Near 0 "
+            "the steps are timid, above 0.3 most of the gradient is cut off."
+        ),
+        "losses/dual_clipfrac": (
+            "Share of tokens at the dual clip: bad replies that became much likelier."
+        ),
+        "losses/value_clipfrac": "Share of tokens at which the value clip decided.",
+        "losses/explained_variance": (
+            "1 - Var(return - value) / Var(return), with values from before the update: 1 is "
+            "perfect, 0 no better than a constant, negative worse. Absent when all returns "
+            "are equal."
+        ),
+        "losses/grad_norm": (
+            "Norm of the gradient before clipping, mean over optimizer steps; adapter and "
+            "value head together. Growing unrest is an early sign of collapse."
+        ),
+        "kl/reference_k1": (
+            "KL of the policy before the update to the reference (the bare base model), "
+            "estimator k1, mean per token: what the reward penalty is made of."
+        ),
+        "kl/reference_k3": "The same KL, estimator k3 (never negative).",
+        "kl/reference_k1_per_sample": "The same KL, estimator k1, summed over each conversation.",
+        "rewards/mean": "Mean reward per turn, before the KL penalty.",
+        "rewards/nonzero_share": "Share of turns whose reward is not 0.",
+        "rewards/kl_penalty": "Mean KL penalty per turn (taken off the reward).",
+        "rewards/return": "Mean return per token: penalised rewards and values by GAE.",
+        "rewards/advantage_std": "Standard deviation of the advantages before whitening.",
+        "stale/importance_weight": (
+            "Mean truncated weight of old to behaviour policy per token: 1 for fresh data."
+        ),
+        "stale/capped_share": "Share of tokens whose weight was cut at the cap.",
+        "stale/effective_sample_size": (
+            "(sum w)^2 / (n sum w^2) of the truncated weights: 1 for fresh data; falling "
+            "values foretell collapse from stale data."
+        ),
+        "stale/share_recomputed_logprobs": (
+            "Share of tokens without recorded log-probability, recomputed with the version "
+            "that chose them."
+        ),
+        "stale/share_missing_logprobs": (
+            "Share of tokens whose behaviour stays unknown: weight 1, as if chosen by the "
+            "policy before the update."
+        ),
+        "batch/samples": "Conversations in the update.",
+        "batch/turns": "Replies in the update.",
+        "batch/tokens": "Tokens that were trained on.",
+        "batch/context_tokens": "Tokens that were only read.",
+        "batch/epochs": "Epochs begun; fewer than configured after an early stop.",
+        "batch/optimizer_steps": "Optimizer steps of this update.",
+        "batch/early_stop": "1 if approx_kl ended the update before its last step, else 0.",
+    }
+)
+"""Every key an update may report, and what it means."""
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
+    """``1 - Var(R - V) / Var(R)`` over `mask`; None if all returns are equal.
+
+    Args:
+        values: ``[batch, time]``.
+        returns: ``[batch, time]``.
+        mask: Bool, ``[batch, time]``.
+    """
+    variance = float(masked_var(returns, mask))
+    if variance <= 0.0:
+        return None
+    return 1.0 - float(masked_var(returns - values, mask)) / variance
+
+
+def effective_sample_size(weights: Tensor, mask: Tensor) -> float:
+    """``(sum w)^2 / (n sum w^2)`` over `mask`, in (0, 1]; Kong 1992.
+
+    Args:
+        weights: ``[batch, time]``, not negative.
+        mask: Bool, ``[batch, time]``.
+    """
+    square_of_mean = float(masked_mean(weights, mask)) ** 2
+    mean_of_squares = float(masked_mean(weights**2, mask))
+    return square_of_mean / mean_of_squares if mean_of_squares > 0.0 else 1.0
+
+
+__all__ = ["METRICS", "effective_sample_size", "explained_variance"]
