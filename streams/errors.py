@@ -19,6 +19,9 @@
     ├── ArtifactError          adapter files are missing or damaged
     ├── ModelError             a model or adapter cannot be loaded
     ├── LearnerError           an update cannot be made
+    ├── ServingError           the policy server cannot do what it was asked to
+    │   ├── UnknownModelError  no version of that name is loaded
+    │   └── RequestRefusedError a field of a request is wrong or asks for what is not done here
     └── ImportFormatError      an export file is not what its importer reads
 
 A message names what, where and what to do. Errors of the libraries underneath are mapped to
@@ -138,6 +141,29 @@ class ModelError(ClawstreamError):
 
 class LearnerError(ClawstreamError):
     """An update cannot be made."""
+
+
+class ServingError(ClawstreamError):
+    """The policy server cannot do what it was asked to."""
+
+
+class UnknownModelError(ServingError):
+    """No version of that name is loaded."""
+
+
+class RequestRefusedError(ServingError):
+    """A field of a request is wrong, or asks for what is not done here.
+
+    Args:
+        message: What is wrong and what would be right.
+        param: The field, as a path (``messages.0.content``).
+        code: A short name for the case, for programs.
+    """
+
+    def __init__(self, message: str, *, param: str | None, code: str = "invalid_value") -> None:
+        self.param = param
+        self.code = code
+        super().__init__(message)
 
 
 class ImportFormatError(ClawstreamError):

@@ -1,0 +1,46 @@
+# The two commands of the README are `make demo` and `make test`; both make the environment.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test lint lock clean
+
+install: $(STAMP)
+
+$(BIN)/uv: requirements-uv.lock
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clawstream needs Python 3.11 or later; set PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
+	touch $@
+
+$(STAMP): $(BIN)/uv requirements.lock pyproject.toml
+	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	touch $@
+
+# A real conversation becomes a new policy version. ARGS="--json summary.json" keeps the figures.
+demo: install
+	$(BIN)/clawstream demo $(ARGS)
+
+# ARGS="tests/unit -k window" runs a part.
+test: install
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+# Resolve the newest dependencies again. Hashes only: no registry's address goes into the files.
+lock: $(BIN)/uv
+	$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --upgrade \
+	  --generate-hashes --no-emit-index-url --no-header --quiet -o requirements.lock
+	echo uv | $(BIN)/uv pip compile - --universal --python-version 3.11 --upgrade \
+	  --generate-hashes --no-emit-index-url --no-header --quiet -o requirements-uv.lock
+
+# Everything that runs left behind: broker, registry, adapters, models, logs.
+clean:
+	-test -x $(BIN)/clawstream && $(BIN)/clawstream kafka down
+	rm -rf .clawstream

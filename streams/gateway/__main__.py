@@ -1,0 +1,133 @@
+"""``clawstream gateway``: the HTTP front door."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import uvicorn
+from fastapi import FastAPI
+
+from streams.clock import SystemClock
+from streams.errors import BrokerError, ClawstreamError, SettingsError
+from streams.gateway.app import Gateway
+from streams.gateway.publisher import KafkaSender, SpoolingPublisher
+from streams.gateway.service import GatewayService
+from streams.gateway.spool import Spool
+from streams.kafka.clients import producer_config, resolve_bootstrap
+from streams.process import (
+    argument_parser,
+    command_line,
+    configure_logging,
+    report,
+    stop_quietly,
+)
+from streams.serde import build_codec
+from streams.settings import Settings, load_settings
+
+logger = logging.getLogger(__name__)
+
+DELIVERY_TIMEOUT_MS = 3_000
+"""How long a reply's end may wait for Kafka before its events go to disk instead."""
+
+_SHUTDOWN_S = 10
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the gateway until SIGTERM or SIGINT.
+
+    Returns:
+        The exit status: 0 after a clean stop, 1 if it could not start.
+    """
+    parser = argument_parser("gateway", "OpenAI-compatible gateway that records conversations")
+    parser.add_argument("--host", default=None)
+    parser.add_argument("--port", type=int, default=None, help="0 takes a free one")
+    arguments = parser.parse_args(command_line(argv))
+    configure_logging()
+    try:
+        settings = load_settings(arguments.config)
+        return _run(settings, arguments.host, arguments.port)
+    except ClawstreamError as error:
+        return report(error)
+
+
+def _run(settings: Settings, host: str | None, port: int | None) -> int:
+    listener = _listen(
+        host or settings.gateway.host, settings.gateway.port if port is None else port
+    )
+    bootstrap = resolve_bootstrap(settings)
+    config = producer_config(settings.kafka, bootstrap, _log_error) | _gateway_overrides()
+    sender = KafkaSender(config)
+    spool = Spool((settings.gateway.spool_dir or settings.data_dir / "spool") / "gateway.db")
+    try:
+        address = "{}:{}".format(*listener.getsockname()[:2])
+        logger.info("gateway on http://%s/v1 for %s", address, settings.gateway.upstream_url)
+        print(f"listening http://{address}", flush=True)
+        app = _application(settings, SpoolingPublisher(sender, spool))
+        server = uvicorn.Server(
+            uvicorn.Config(
+                app, log_config=None, access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S
+            )
+        )
+        stop_quietly()
+        server.run(sockets=[listener])
+    finally:
+        sender.close()
+        spool.close()
+    return 0
+
+
+def _application(settings: Settings, publisher: SpoolingPublisher) -> FastAPI:
+    codec = build_codec(
+        settings.schema_registry_url, max_record_bytes=settings.kafka.max_message_bytes
+    )
+    clock = SystemClock()
+    gateway = Gateway(
+        GatewayService(codec, publisher, clock, settings.gateway.policy),
+        publisher,
+        _upstream(settings),
+        settings.gateway,
+        settings.align,
+        clock,
+    )
+    return gateway.build()
+
+
+def _upstream(settings: Settings) -> httpx.AsyncClient:
+    key = settings.gateway.upstream_api_key
+    return httpx.AsyncClient(
+        base_url=settings.gateway.upstream_url.rstrip("/") + "/",
+        timeout=httpx.Timeout(settings.gateway.request_timeout_ms / 1000, connect=10.0),
+        headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else {},
+        limits=httpx.Limits(max_connections=None),
+    )
+
+
+def _gateway_overrides() -> dict[str, Any]:
+    # Acknowledged one by one while a client waits: no lingering.
+    return {"message.timeout.ms": DELIVERY_TIMEOUT_MS, "linger.ms": 0}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        raise SettingsError(
+            f"cannot listen on {host}:{port}: {error.strerror}; set gateway.port"
+        ) from error
+    return listener
+
+
+def _log_error(error: BrokerError) -> None:
+    # The gateway goes on while Kafka is away: events wait on disk.
+    logger.error("%s", error)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

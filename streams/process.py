@@ -1,0 +1,53 @@
+"""What every long-running process of ours does at its start."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from streams.errors import ClawstreamError
+
+
+def argument_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """A parser that knows ``--config``."""
+    parser = argparse.ArgumentParser(prog=f"clawstream {name}", description=description)
+    parser.add_argument("--config", type=Path, default=None, help="settings file (YAML)")
+    return parser
+
+
+def configure_logging(level: int = logging.INFO) -> None:
+    """One line a record on standard error, with time, level and origin."""
+    logging.basicConfig(
+        level=level,
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+    # Their request lines would drown ours.
+    for chatty in ("httpx", "httpcore", "uvicorn.access"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def report(error: ClawstreamError) -> int:
+    """Show one of our errors as one message, for people; the exit status to return."""
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+
+
+def command_line(argv: Sequence[str] | None) -> list[str]:
+    """``argv``, or the process's own arguments if it is None."""
+    return list(sys.argv[1:] if argv is None else argv)
+
+
+def stop_quietly() -> None:
+    """Let SIGTERM and SIGINT end the process through its own clean-up.
+
+    For servers such as uvicorn that stop at a signal, then raise it again: with the default
+    handlers that second one would end the process before anything is closed.
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda _number, _frame: None)

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+from typing import Any
+
+from streams.contracts import Sampling
+from streams.gateway.reply import ReplyBuilder, sampling_of, without_extensions
+
+
+def chunk(delta: dict[str, Any], **more: Any) -> dict[str, Any]:
+    choice_keys = ("token_ids", "token_logprobs", "finish_reason", "logprobs")
+    choice = {k: more.pop(k) for k in choice_keys if k in more}
+    return {"model": "default-v3", "choices": [{"index": 0, "delta": delta, **choice}], **more}
+
+
+def test_a_stream_becomes_one_reply() -> None:
+    reply = ReplyBuilder()
+    reply.feed(chunk({"role": "assistant"}, prompt_token_ids=[9, 8], policy_version=7))
+    reply.feed(chunk({"content": "Hel"}, token_ids=[1], token_logprobs=[-0.5]))
+    reply.feed(chunk({"content": "lo"}, token_ids=[2, 3], token_logprobs=[-0.25, -1.0]))
+    reply.feed(chunk({}, finish_reason="stop"))
+    reply.feed({"choices": [], "usage": {"total_tokens": 5}})
+    assert reply.content == "Hello"
+    assert reply.token_ids == [1, 2, 3]
+    assert reply.behaviour_logprobs == (-0.5, -0.25, -1.0)
+    assert reply.prompt_token_ids == (9, 8)
+    assert reply.finish_reason == "stop"
+    assert reply.policy_version == 7
+
+
+def test_a_plain_answer_reads_the_same() -> None:
+    reply = ReplyBuilder()
+    message = {"role": "assistant", "content": "Hello"}
+    choice = {"index": 0, "message": message, "finish_reason": "length", "token_ids": [4]}
+    reply.feed({"choices": [choice], "policy_version": 0})
+    assert (reply.content, reply.finish_reason, reply.policy_version) == ("Hello", "length", 0)
+
+
+def test_log_probabilities_in_the_standard_place_count_too() -> None:
+    reply = ReplyBuilder()
+    reply.feed(chunk({"content": "a"}, token_ids=[1], logprobs={"content": [{"logprob": -2.0}]}))
+    assert reply.behaviour_logprobs == (-2.0,)
+
+
+def test_log_probabilities_that_do_not_match_are_left_out() -> None:
+    reply = ReplyBuilder()
+    reply.feed(chunk({"content": "a"}, token_ids=[1, 2], token_logprobs=[-2.0]))
+    assert reply.behaviour_logprobs is None
+
+
+def test_an_adapter_name_tells_the_version() -> None:
+    reply = ReplyBuilder()
+    reply.feed(chunk({"content": "a"}))
+    assert reply.policy_version == 3
+
+
+def test_tool_calls_are_put_together() -> None:
+    reply = ReplyBuilder()
+    start = {"index": 0, "id": "c1", "function": {"name": "add", "arguments": '{"a"'}}
+    reply.feed(chunk({"tool_calls": [start]}))
+    reply.feed(chunk({"tool_calls": [{"index": 0, "function": {"arguments": ": 1}"}}]}))
+    assert reply.tool_calls is not None
+    assert reply.tool_calls[0].name == "add"
+    assert reply.tool_calls[0].arguments == '{"a": 1}'
+    assert reply.message.tool_calls == reply.tool_calls
+
+
+def test_extensions_are_taken_out_for_the_client() -> None:
+    body = chunk({"content": "a"}, token_ids=[1], token_logprobs=[-1.0], prompt_token_ids=[2])
+    shown = without_extensions(body)
+    assert shown == chunk({"content": "a"})
+
+
+def test_sampling_is_what_the_client_asked_for() -> None:
+    request = {"temperature": 1, "top_p": 0.9, "max_tokens": 5, "seed": 3}
+    assert sampling_of(request) == Sampling(temperature=1.0, top_p=0.9, max_tokens=5, seed=3)
+    assert sampling_of({}) == Sampling()
