@@ -1,0 +1,105 @@
+"""What the embedded node's folder says, and when it must not be believed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.errors import BrokerError
+from streams.kafka.embedded import (
+    answers,
+    kafka_status,
+    server_properties,
+    start_kafka,
+    stop_kafka,
+)
+from streams.kafka.jars import KAFKA_VERSION, LOG4J_VERSION, kafka_jars
+
+
+def write_state(folder: Path, pid: int, started_at_ms: int) -> None:
+    state = {"pid": pid, "started_at_ms": started_at_ms, "port": 1, "controller_port": 2}
+    (folder / "state.json").write_text(json.dumps(state))
+
+
+def test_nothing_runs_in_a_folder_that_does_not_exist(tmp_path: Path) -> None:
+    assert kafka_status(tmp_path / "none") is None
+    assert stop_kafka(tmp_path / "none") is False
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "null"])
+def test_a_damaged_state_file_is_no_node(tmp_path: Path, text: str) -> None:
+    (tmp_path / "state.json").write_text(text)
+    assert kafka_status(tmp_path) is None
+
+
+def test_a_recycled_pid_is_no_node_and_is_left_alone(tmp_path: Path) -> None:
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        started_at_ms = int(psutil.Process(other.pid).create_time() * 1000)
+        write_state(tmp_path, other.pid, started_at_ms)
+        assert kafka_status(tmp_path) is None
+        assert stop_kafka(tmp_path) is False
+        assert other.poll() is None
+    finally:
+        other.communicate(b"\n", timeout=30)
+
+
+def test_a_dead_process_is_no_node(tmp_path: Path) -> None:
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", ""], os.environ)
+    deadline = time.monotonic() + 30
+    while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+        time.sleep(0.01)
+    write_state(tmp_path, pid, 0)
+    assert kafka_status(tmp_path) is None
+    os.waitpid(pid, 0)
+    assert kafka_status(tmp_path) is None
+
+
+def test_it_listens_on_this_machine_only_and_creates_nothing_by_accident() -> None:
+    config = server_properties(Path("data"), (1001, 1002), 42)
+    assert config["listeners"] == "PLAINTEXT://127.0.0.1:1001,CONTROLLER://127.0.0.1:1002"
+    assert config["advertised.listeners"] == "PLAINTEXT://127.0.0.1:1001"
+    assert config["auto.create.topics.enable"] == "false"
+    assert config["message.max.bytes"] == "42"
+
+
+def test_a_folder_that_kafka_would_split_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BrokerError, match="comma"):
+        start_kafka(tmp_path / "a,b")
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_of_ours(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BrokerError, match="cannot make the data folder"):
+        start_kafka(tmp_path / "file" / "kafka")
+
+
+def test_nobody_answers_at_a_closed_port() -> None:
+    assert answers("127.0.0.1:1", timeout_s=0.2) is False
+
+
+def test_without_a_repository_the_error_says_what_to_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    monkeypatch.setenv("M2_REPO", str(tmp_path / "m2"))
+    with pytest.raises(BrokerError, match="KAFKA_BOOTSTRAP_SERVERS"):
+        kafka_jars(tmp_path / "cache", on_step=lambda _: None)
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["lock"]
+
+
+def test_jars_that_are_here_are_not_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    folder = tmp_path / f"kafka_2.13-{KAFKA_VERSION}-log4j-{LOG4J_VERSION}"
+    folder.mkdir()
+    assert kafka_jars(tmp_path, on_step=pytest.fail) == folder
