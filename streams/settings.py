@@ -199,17 +199,31 @@ class LearnerSettings(Section):
     max_sequence_tokens: PositiveInt = 2_048
     whiten_advantages: bool = True
     seed: int = 0
+    gate_kl_metric: str = "approx_kl"
+    gate_max_kl: PositiveFloat = 1.0
+    keep_checkpoints: PositiveInt = 5
 
 
 class ServeSettings(Section):
-    """The policy server."""
+    """The policy server.
+
+    ``max_new_tokens`` is the longest reply to a request that names no limit. An adapter that
+    could not be loaded is tried again after ``adapter_retry_ms``; ``startup_wait_ms`` bounds
+    how long the first request waits for the versions in Kafka, ``shutdown_grace_ms`` how long
+    running replies may go on after SIGTERM.
+    """
 
     host: str = "127.0.0.1"
     port: NonNegativeInt = 8001
+    policy: str = "default"
     max_batch: PositiveInt = 8
+    max_prefill_tokens: PositiveInt = 4_096
     batch_wait_ms: NonNegativeInt = 10
     max_new_tokens: PositiveInt = 256
     keep_versions: PositiveInt = 3
+    adapter_retry_ms: PositiveInt = 30_000
+    startup_wait_ms: NonNegativeInt = 15_000
+    shutdown_grace_ms: PositiveInt = 5_000
 
 
 class GatewaySettings(Section):

@@ -1,0 +1,69 @@
+"""``python -m learner``: the learner as a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from streams.errors import ClawstreamError, SettingsError
+from streams.settings import load_settings
+
+_EXIT_ERROR = 1
+_EXIT_SETTINGS = 2
+_EXIT_SIGNAL = 128
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Learn until SIGTERM or SIGINT, or for ``learner.max_updates`` updates.
+
+    Returns:
+        0 after an orderly end, 2 if the settings cannot be used, 1 for any other error of
+        ours; the error is on standard error.
+    """
+    parser = argparse.ArgumentParser(prog="learner", description=__doc__)
+    parser.add_argument("--config", type=Path, help="settings file (YAML)")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    try:
+        settings = load_settings(arguments.config)
+        # Torch takes seconds to load: a mistake in the settings shows before.
+        from learner.loop import run
+        from learner.trainer import make_trainer
+
+        run(settings, make_trainer, stopping=stop_on_signals())
+    except SettingsError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _EXIT_SETTINGS
+    except ClawstreamError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return _EXIT_ERROR
+    return 0
+
+
+def stop_on_signals() -> threading.Event:
+    """An event that the first SIGTERM or SIGINT sets; the second ends the process at once.
+
+    A thread waits for them: a handler would run inside the main thread, possibly while that
+    holds the event's own lock.
+    """
+    stopping = threading.Event()
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+
+    def watch() -> None:
+        signal.sigwait(signals)
+        stopping.set()
+        os._exit(_EXIT_SIGNAL + signal.sigwait(signals))
+
+    threading.Thread(target=watch, name="learner-signals", daemon=True).start()
+    return stopping
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,431 @@
+"""The feed: scored segments from Kafka into the window, in a thread of their own.
+
+Theory of operation. Offsets live with the versions in the registry, never in Kafka: a
+checkpoint names the records its window held and, per partition, the next record to read.
+``start`` reads exactly those records again, so that the window is what it was, and then goes on
+where the checkpoint ends; a segment that arrived after the snapshot of the newest version is
+therefore read again and is new again, whatever happened to the process in between.
+
+One thread reads, decodes and adds to the window; the trainer takes sealed snapshots. They meet
+in one lock, held for a batch's additions or for the copying of a snapshot, never for I/O and
+never for training. A record that cannot be used goes to the dead letters, acknowledged, before
+the position moves past it.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from learner.kafka import Outgoing
+from learner.window import Snapshot, Window
+from streams.clock import Clock
+from streams.contracts import (
+    TICK_HEADER,
+    DeadLetter,
+    RecordHeader,
+    ScoredSegment,
+    SourceRef,
+)
+from streams.errors import (
+    BrokerError,
+    ClawstreamError,
+    LearnerError,
+    OversizedError,
+    RecordError,
+    SchemaError,
+)
+from streams.registry import Checkpoint
+from streams.serde import Codec
+
+log = logging.getLogger(__name__)
+
+STAGE = "learner"
+"""The stage named in the learner's dead letters."""
+
+_BATCH = 500
+_POLL_S = 0.2
+_METADATA_TIMEOUT_S = 10.0
+_RETRY_S = 1.0
+
+
+class Writer(Protocol):
+    """What writes records and waits for their acknowledgement."""
+
+    def write(self, records: Sequence[Outgoing]) -> None:
+        """See ``KafkaWriter.write``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """A snapshot and, per partition, the first record that is not in it."""
+
+    snapshot: Snapshot
+    positions: tuple[SourceRef, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedStatus:
+    """How much waits: new and available segments as in ``Window``, and what arrived so far."""
+
+    new_segments: int
+    available_segments: int
+    segments: int
+    tokens: int
+    arrivals: Mapping[str, int]
+
+
+class Feed:
+    """See the module.
+
+    Args:
+        consumer: A confluent-kafka consumer with ``enable.partition.eof``.
+        topic: Where scored segments are.
+        policy: Segments of other policies are passed over.
+        window: Where they go; from now on only this feed touches it.
+        codec: Decodes them and encodes dead letters.
+        writer: Writes dead letters.
+        dead_letters: The topic of the dead letters.
+        clock: Tells when a dead letter was written.
+        stopping: Ends all reading and waiting once set, by whoever has it.
+    """
+
+    def __init__(
+        self,
+        *,
+        consumer: Any,
+        topic: str,
+        policy: str,
+        window: Window,
+        codec: Codec,
+        writer: Writer,
+        dead_letters: str,
+        clock: Clock,
+        stopping: threading.Event,
+    ) -> None:
+        self._consumer = consumer
+        self._topic = topic
+        self._policy = policy
+        self._window = window
+        self._codec = codec
+        self._writer = writer
+        self._dead_letters = dead_letters
+        self._clock = clock
+        self._positions: dict[int, int] = {}
+        self._arrivals: Counter[str] = Counter()
+        self._lock = threading.Lock()
+        self._stopping = stopping
+        self._failure: ClawstreamError | None = None
+        self._thread = threading.Thread(target=self._run, name="learner-feed", daemon=True)
+
+    def start(
+        self,
+        checkpoint: Checkpoint | None,
+        uses_of: Callable[[Iterable[str]], Mapping[str, int]],
+    ) -> tuple[SourceRef, ...]:
+        """Rebuild the window as of the checkpoint, then read on in the background.
+
+        Args:
+            checkpoint: Where the newest version left off; None reads from the beginning.
+            uses_of: In how many versions each of some segments was used.
+
+        Returns:
+            Per partition, the first record read as new.
+
+        Raises:
+            BrokerError: Kafka cannot be reached, or the topic does not exist.
+            LearnerError: The topic ends before the checkpoint: it is another topic.
+        """
+        try:
+            wanted = self._start_positions(checkpoint)
+            if checkpoint is not None:
+                self._restore(checkpoint, wanted)
+                self._window.restore_uses(uses_of(self._window.segment_ids()))
+            self._positions = wanted
+            self._assign(wanted)
+        except KafkaException as error:
+            raise self._broker_error(error) from error
+        begun = self._refs(self._positions)
+        self._thread.start()
+        return begun
+
+    def stop(self) -> None:
+        """Stop reading and close the consumer."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        self._consumer.close()
+
+    def status(self) -> FeedStatus:
+        """How much waits now.
+
+        Raises:
+            ClawstreamError: Reading failed in the background and has ended.
+        """
+        self._raise_failure()
+        with self._lock:
+            return FeedStatus(
+                new_segments=self._window.new_segments,
+                available_segments=self._window.available_segments,
+                segments=len(self._window),
+                tokens=self._window.tokens,
+                arrivals=dict(self._arrivals),
+            )
+
+    def seal(self) -> Sealed:
+        """A snapshot of the window for training; later arrivals are new again.
+
+        Raises:
+            ClawstreamError: Reading failed in the background and has ended.
+        """
+        self._raise_failure()
+        with self._lock:
+            return Sealed(snapshot=self._window.seal(), positions=self._refs(self._positions))
+
+    def record_use(self, segment_ids: Iterable[str]) -> None:
+        """Count one more use of each of these segments."""
+        with self._lock:
+            self._window.record_use(segment_ids)
+
+    # Starting
+
+    def _start_positions(self, checkpoint: Checkpoint | None) -> dict[int, int]:
+        saved = {} if checkpoint is None else _by_partition(checkpoint.positions, self._topic)
+        return {
+            partition: self._start_position(partition, saved.get(partition))
+            for partition in self._partitions()
+        }
+
+    def _partitions(self) -> list[int]:
+        metadata = self._consumer.list_topics(self._topic, timeout=_METADATA_TIMEOUT_S)
+        found = metadata.topics[self._topic]
+        if found.error is not None or not found.partitions:
+            raise BrokerError(
+                f"topic {self._topic} does not exist; create the topics first (clawstream topics)"
+            )
+        return sorted(found.partitions)
+
+    def _start_position(self, partition: int, saved: int | None) -> int:
+        low, high = self._consumer.get_watermark_offsets(
+            TopicPartition(self._topic, partition), timeout=_METADATA_TIMEOUT_S
+        )
+        if saved is None:
+            return int(low)
+        if saved > high:
+            raise LearnerError(
+                f"{self._topic} partition {partition} ends at offset {high}, but the registry "
+                f"says that it was read up to {saved}: the topic was recreated. Restore it, or "
+                "start with an empty registry or another learner.policy"
+            )
+        if saved < low:
+            log.warning(
+                "records lost to retention topic=%s partition=%d from=%d to=%d",
+                self._topic, partition, saved, low,
+            )  # fmt: skip
+        return max(saved, int(low))
+
+    def _assign(self, positions: Mapping[int, int]) -> None:
+        self._consumer.assign(
+            [TopicPartition(self._topic, p, offset) for p, offset in positions.items()]
+        )
+
+    def _restore(self, checkpoint: Checkpoint, ends: Mapping[int, int]) -> None:
+        """Read the records of the checkpoint's window again and add them in their old order."""
+        wanted = set(checkpoint.window)
+        found = self._read_again(wanted, ends)
+        for ref in checkpoint.window:
+            if ref in found:
+                self._window.add(ref, found[ref])
+        self._window.seal()
+        missing = len(wanted) - len(found)
+        if missing:
+            log.warning("window restored without %d segments that the log no longer has", missing)
+        log.info("window restored segments=%d version=%d", len(self._window), checkpoint.version)
+
+    def _read_again(
+        self, wanted: set[SourceRef], ends: Mapping[int, int]
+    ) -> dict[SourceRef, ScoredSegment]:
+        starts: dict[int, int] = {}
+        for ref in wanted:
+            if ref.partition in ends:
+                starts[ref.partition] = min(starts.get(ref.partition, ref.offset), ref.offset)
+        open_partitions = set(starts)
+        self._assign(starts)
+        found: dict[SourceRef, ScoredSegment] = {}
+        while open_partitions and not self._stopping.is_set():
+            for message in self._consumer.consume(_BATCH, _POLL_S):
+                if _ends(message, ends):
+                    open_partitions.discard(message.partition())
+                    continue
+                ref = _ref(message)
+                if ref in wanted and ref.offset < ends[ref.partition]:
+                    found[ref] = self._decode_patiently(message.value())
+        return found
+
+    # Reading
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._take(self._consumer.consume(_BATCH, _POLL_S))
+        except KafkaException as error:
+            self._failure = self._broker_error(error)
+        except ClawstreamError as error:
+            self._failure = error
+        except Exception as error:  # a thread has nobody else to tell
+            log.exception("the feed failed")
+            self._failure = LearnerError(f"the feed failed: {error!r}; the log has the traceback")
+
+    def _take(self, messages: Sequence[Any]) -> None:
+        """Decode a batch, write its dead letters, then move window and positions together."""
+        arrived: list[tuple[SourceRef, ScoredSegment]] = []
+        rejected: list[tuple[Any, RecordError]] = []
+        records = [message for message in messages if not self._is_eof(message)]
+        for message in records:
+            try:
+                scored = self._decode(message)
+            except RecordError as error:
+                rejected.append((message, error))
+            else:
+                if scored is not None:
+                    arrived.append((_ref(message), scored))
+        if not self._bury(rejected):
+            return
+        with self._lock:
+            for ref, scored in arrived:
+                self._arrivals[self._window.add(ref, scored).value] += 1
+            for message in records:
+                self._positions[message.partition()] = message.offset() + 1
+            self._arrivals["dead_letter"] += len(rejected)
+
+    def _is_eof(self, message: Any) -> bool:
+        error = message.error()
+        if error is None:
+            return False
+        if error.code() != KafkaError._PARTITION_EOF:
+            if not error.retriable():
+                raise KafkaException(error)
+            log.warning("reading %s: %s", self._topic, error.str())
+        return True
+
+    def _decode(self, message: Any) -> ScoredSegment | None:
+        """The segment of a record; None if it is a tick or another policy's."""
+        if any(key == TICK_HEADER for key, _ in message.headers() or ()):
+            return None
+        try:
+            scored = self._decode_patiently(message.value())
+        except RecordError as error:
+            raise error.at(message.topic(), message.partition(), message.offset()) from error
+        return scored if scored.segment.policy == self._policy else None
+
+    def _decode_patiently(self, value: bytes | None) -> ScoredSegment:
+        """Decode, and wait for a schema registry that is away: the record may be fine."""
+        while True:
+            try:
+                return self._codec.decode(value, ScoredSegment)
+            except SchemaError as error:
+                if self._stopping.is_set():
+                    raise
+                log.warning("waiting for the schema registry: %s", error)
+                self._stopping.wait(_RETRY_S)
+
+    def _bury(self, rejected: Sequence[tuple[Any, RecordError]]) -> bool:
+        """Write dead letters. False if stopped before all were: positions must not move then."""
+        for message, error in rejected:
+            log.warning("dead letter reason=%s %s", error.reason.value, error)
+            letter = _dead_letter(message, error, self._clock.now_ms())
+            while not self._write(letter):
+                if self._stopping.wait(_RETRY_S):
+                    return False
+        return True
+
+    def _write(self, letter: DeadLetter) -> bool:
+        try:
+            self._writer.write([self._outgoing(letter)])
+        except OversizedError:
+            self._writer.write([self._outgoing(_without_value(letter))])
+        except BrokerError as error:
+            log.warning("dead letter not written, trying again: %s", error)
+            return False
+        return True
+
+    def _outgoing(self, letter: DeadLetter) -> Outgoing:
+        value = self._codec.encode(letter, self._dead_letters)
+        return Outgoing(topic=self._dead_letters, key=letter.key, value=value)
+
+    # Small things
+
+    def _refs(self, positions: Mapping[int, int]) -> tuple[SourceRef, ...]:
+        return tuple(
+            SourceRef(topic=self._topic, partition=partition, offset=offset)
+            for partition, offset in sorted(positions.items())
+        )
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    def _broker_error(self, error: KafkaException) -> BrokerError:
+        return BrokerError(
+            f"cannot read {self._topic}: {error.args[0].str()}; check that Kafka is reachable at "
+            "kafka.bootstrap_servers"
+        )
+
+
+def _by_partition(refs: Iterable[SourceRef], topic: str) -> dict[int, int]:
+    return {ref.partition: ref.offset for ref in refs if ref.topic == topic}
+
+
+def _ref(message: Any) -> SourceRef:
+    return SourceRef(topic=message.topic(), partition=message.partition(), offset=message.offset())
+
+
+def _ends(message: Any, ends: Mapping[int, int]) -> bool:
+    """True once nothing before the partition's end can follow."""
+    error = message.error()
+    if error is None:
+        return bool(message.offset() >= ends[message.partition()])
+    if error.code() == KafkaError._PARTITION_EOF:
+        return True
+    raise KafkaException(error)
+
+
+def _dead_letter(message: Any, error: RecordError, now_ms: int) -> DeadLetter:
+    _, timestamp_ms = message.timestamp()
+    return DeadLetter(
+        stage=STAGE,
+        reason=error.reason,
+        message=str(error),
+        topic=message.topic(),
+        partition=message.partition(),
+        offset=message.offset(),
+        time=now_ms,
+        key=message.key(),
+        value=message.value(),
+        headers=tuple(RecordHeader(key=k, value=v) for k, v in message.headers() or ()),
+        timestamp=timestamp_ms,
+    )
+
+
+def _without_value(letter: DeadLetter) -> DeadLetter:
+    """The letter of a record that fills its topic's limit: its coordinates find the value."""
+    return DeadLetter(
+        stage=letter.stage,
+        reason=letter.reason,
+        message=letter.message,
+        topic=letter.topic,
+        partition=letter.partition,
+        offset=letter.offset,
+        time=letter.time,
+        key=letter.key,
+        headers=letter.headers,
+        timestamp=letter.timestamp,
+        attributes={"value_omitted": f"{len(letter.value or b'')} bytes, too large to repeat"},
+    )

@@ -1,0 +1,384 @@
+"""The learner: wait for enough news, sample, update, publish, and again.
+
+``Learner.run`` reads as the numbered steps of DESIGN §6. What an update does is behind the
+``Trainer`` protocol; where segments come from is behind ``Feed``; what happens to the result
+is behind ``Publisher``. This module decides only the order, and what a stop may interrupt: a
+wait at any moment, never an update's publication.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from learner.checkpoint import LearnerState, pack_rng, unpack_rng
+from learner.feed import Feed, FeedStatus, Sealed
+from learner.kafka import connect_consumer, connect_writer
+from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
+from learner.schedule import Rules, Schedule, Trigger
+from learner.window import Candidate, Window, eligible, sample
+from streams import topics
+from streams.clock import Clock, SystemClock
+from streams.contracts import ModelVersion, ScoredSegment, VersionStatus
+from streams.errors import BrokerError
+from streams.kafka.clients import resolve_bootstrap
+from streams.registry import ArtifactStore, Checkpoint, Registry
+from streams.serde import build_codec
+from streams.settings import LearnerSettings, Settings
+
+log = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+_PROGRESS_MS = 10_000
+_OUTBOX_MS = 5_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """What an update did.
+
+    Attributes:
+        metrics: Diagnostics by their usual names.
+        optimizer_step: Optimizer steps taken since the policy began.
+        used: Ids of the segments that were trained on.
+    """
+
+    metrics: Mapping[str, float]
+    optimizer_step: int
+    used: frozenset[str]
+
+
+class Trainer(Protocol):
+    """What turns segments into a better adapter."""
+
+    @property
+    def base(self) -> BaseIdentity:
+        """What the adapter belongs to."""
+        ...
+
+    def train(self, segments: Sequence[ScoredSegment], current_version: int) -> Trained | None:
+        """One update on these segments; None if none of them can be used.
+
+        Args:
+            segments: What was sampled.
+            current_version: The version that is being trained; 0 is the base model.
+        """
+        ...
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """Everything an update depends on, the adapter included: tensors, numbers and text."""
+        ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to what ``state_dict`` returned."""
+        ...
+
+    def save_adapter(self, folder: Path) -> object:
+        """Write the adapter's files into an empty folder."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Topics:
+    """The topics the learner reads and writes."""
+
+    scored: str = topics.SCORED
+    versions: str = topics.VERSIONS
+    dead_letters: str = topics.DEAD_LETTERS
+
+
+class Learner:
+    """See the module.
+
+    Args:
+        settings: What and when to learn.
+        trainer: Makes the updates.
+        registry: What was recorded before.
+        feed: Where segments come from; not started yet.
+        publisher: Where versions go.
+        config_hash: Of the settings, for the versions' records.
+        clock: Tells the time.
+        stopping: Set from outside to stop; the feed watches it too.
+    """
+
+    def __init__(
+        self,
+        *,
+        settings: LearnerSettings,
+        trainer: Trainer,
+        registry: Registry,
+        feed: Feed,
+        publisher: Publisher,
+        config_hash: str,
+        clock: Clock,
+        stopping: threading.Event,
+    ) -> None:
+        self._settings = settings
+        self._trainer = trainer
+        self._registry = registry
+        self._feed = feed
+        self._publisher = publisher
+        self._config_hash = config_hash
+        self._clock = clock
+        self._stopping = stopping
+        self._outbox_at_ms = 0
+        self._progress = _Progress(clock, settings)
+
+    def run(self) -> int:
+        """Learn until stopped, or until ``max_updates`` updates were published.
+
+        Returns:
+            How many were published.
+
+        Raises:
+            ClawstreamError: Something it needs cannot be used; what was recorded stays, and
+                the next run goes on from there.
+        """
+        # 1. Clear up what a crash left behind.
+        self._publisher.recover()
+        # 2. Go back to where the newest version left off.
+        checkpoint = self._registry.latest_checkpoint(self._settings.policy)
+        rng = self._restore(checkpoint)
+        # 3. Rebuild the window and read on in the background.
+        since = self._feed.start(checkpoint, self._uses_of)
+        schedule = self._schedule(checkpoint)
+        good = LearnerState.capture(self._trainer.state_dict())
+        published = 0
+        while not self._finished(published):
+            # 4. Wait until enough is new.
+            trigger = self._wait(schedule)
+            if trigger is None:
+                break
+            # 5. Take a snapshot; what arrives from here on belongs to the next.
+            sealed = self._feed.seal()
+            sealed_at = schedule.restart()
+            # 6. Sample from it.
+            drawn = self._draw(sealed, rng)
+            # 7. Update.
+            began = self._clock.now_ms()
+            trained = self._train(drawn)
+            if trained is None:
+                log.warning("update skipped: none of %d sampled segments is usable", len(drawn))
+                continue
+            # 8. Publish, live or rejected.
+            after = LearnerState.capture(self._trainer.state_dict())
+            version = self._publisher.publish(
+                FinishedUpdate(
+                    metrics=trained.metrics,
+                    optimizer_step=trained.optimizer_step,
+                    used=_used(drawn, trained),
+                    since=since,
+                    positions=sealed.positions,
+                    window=sealed.snapshot.refs,
+                    rng=pack_rng(rng),
+                    sealed_at=sealed_at,
+                    reason=f"{trigger.value}: {sealed.snapshot.new_segments} new segments",
+                    config_hash=self._config_hash,
+                    save_adapter=self._trainer.save_adapter,
+                    before=good,
+                    after=after,
+                )
+            )
+            published += 1
+            since = sealed.positions
+            # 9. Go on from the new version, or from the one before if it was rejected.
+            good = self._go_on(version, before=good, after=after)
+            self._feed.record_use(trained.used)
+            _log_update(version, trained, drawn, self._clock.now_ms() - began)
+        self._send_rest()
+        return published
+
+    def _finished(self, published: int) -> bool:
+        limit = self._settings.max_updates
+        return self._stopping.is_set() or (limit > 0 and published >= limit)
+
+    # Starting
+
+    def _restore(self, checkpoint: Checkpoint | None) -> random.Random:
+        """Bring trainer and generators back; the sampler's generator."""
+        if checkpoint is None:
+            torch.manual_seed(self._settings.seed)
+            log.info("nothing learned yet policy=%s: starting anew", self._settings.policy)
+            return random.Random(self._settings.seed)
+        self._trainer.load_state_dict(LearnerState.read(checkpoint).restore())
+        log.info("resumed policy=%s version=%d", self._settings.policy, checkpoint.version)
+        return unpack_rng(checkpoint.rng)
+
+    def _schedule(self, checkpoint: Checkpoint | None) -> Schedule:
+        sealed_at = None if checkpoint is None else checkpoint.sealed_at
+        return Schedule(Rules.of(self._settings), self._clock, sealed_at)
+
+    def _uses_of(self, segment_ids: Any) -> Mapping[str, int]:
+        return self._registry.segment_uses(self._settings.policy, segment_ids)
+
+    # One round
+
+    def _wait(self, schedule: Schedule) -> Trigger | None:
+        """Block until an update is due; None if stopped first."""
+        while not self._stopping.is_set():
+            status = self._feed.status()
+            trigger = schedule.due(
+                new_segments=status.new_segments, available_segments=status.available_segments
+            )
+            if trigger is not None:
+                return trigger
+            self._progress.show(status)
+            self._retry_outbox()
+            self._stopping.wait(_POLL_S)
+        return None
+
+    def _draw(self, sealed: Sealed, rng: random.Random) -> tuple[Candidate, ...]:
+        candidates = eligible(sealed.snapshot, self._settings.max_updates_per_segment)
+        return sample(candidates, self._settings.batch_segments, rng)
+
+    def _train(self, drawn: Sequence[Candidate]) -> Trained | None:
+        current = self._registry.newest_good(self._settings.policy) or 0
+        return self._trainer.train([candidate.scored for candidate in drawn], current)
+
+    def _go_on(
+        self, version: ModelVersion, *, before: LearnerState, after: LearnerState
+    ) -> LearnerState:
+        if version.status is not VersionStatus.REJECTED:
+            return after
+        log.warning("version %d %s", version.version, version.reason)
+        self._trainer.load_state_dict(before.restore())
+        return before
+
+    # The outbox
+
+    def _retry_outbox(self) -> None:
+        now_ms = self._clock.now_ms()
+        if now_ms - self._outbox_at_ms < _OUTBOX_MS:
+            return
+        self._outbox_at_ms = now_ms
+        try:
+            self._publisher.send_unpublished()
+        except BrokerError as error:
+            log.warning("events of versions still wait: %s", error)
+
+    def _send_rest(self) -> None:
+        """Before leaving on its own accord all events must be out; a stop leaves them."""
+        if not self._stopping.is_set():
+            self._publisher.send_unpublished()
+
+
+def run(
+    settings: Settings,
+    make_trainer: Callable[[Settings], Trainer],
+    *,
+    stopping: threading.Event,
+    names: Topics | None = None,
+    clock: Clock | None = None,
+) -> int:
+    """Connect everything that the settings name, learn until stopped, and close it again.
+
+    Args:
+        settings: All settings.
+        make_trainer: Loads the model; called once everything else can be reached.
+        stopping: Set to stop.
+        names: The topics, if not the usual ones.
+        clock: The machine's clock if None.
+
+    Returns:
+        How many versions were published.
+
+    Raises:
+        ClawstreamError: Something it needs cannot be used.
+    """
+    names = names or Topics()
+    clock = clock or SystemClock()
+    learner = settings.learner
+    bootstrap = resolve_bootstrap(settings)
+    codec = build_codec(settings.schema_registry_url)
+    writer = connect_writer(settings.kafka, bootstrap)
+    artifacts = ArtifactStore.open(settings.effective_artifacts_url)
+    with Registry.open(settings.effective_registry_url) as registry:
+        trainer = make_trainer(settings)
+        feed = Feed(
+            consumer=connect_consumer(settings.kafka, bootstrap),
+            topic=names.scored,
+            policy=learner.policy,
+            window=Window(
+                max_segments=learner.window_segments,
+                max_tokens=learner.window_tokens,
+                max_uses=learner.max_updates_per_segment,
+            ),
+            codec=codec,
+            writer=writer,
+            dead_letters=names.dead_letters,
+            clock=clock,
+            stopping=stopping,
+        )
+        publisher = Publisher(
+            registry=registry,
+            artifacts=artifacts,
+            writer=writer,
+            codec=codec,
+            topic=names.versions,
+            policy=learner.policy,
+            base=trainer.base,
+            max_kl=learner.gate_max_kl,
+            kl_metric=learner.gate_kl_metric,
+            keep_checkpoints=learner.keep_checkpoints,
+            clock=clock,
+        )
+        try:
+            return Learner(
+                settings=learner,
+                trainer=trainer,
+                registry=registry,
+                feed=feed,
+                publisher=publisher,
+                config_hash=settings_hash(learner, settings.model),
+                clock=clock,
+                stopping=stopping,
+            ).run()
+        finally:
+            feed.stop()
+
+
+class _Progress:
+    """Says in the log what is waited for, when it changed and not too often."""
+
+    def __init__(self, clock: Clock, settings: LearnerSettings) -> None:
+        self._clock = clock
+        self._settings = settings
+        self._shown: FeedStatus | None = None
+        self._shown_at_ms = 0
+
+    def show(self, status: FeedStatus) -> None:
+        now_ms = self._clock.now_ms()
+        if status == self._shown or now_ms - self._shown_at_ms < _PROGRESS_MS:
+            return
+        self._shown, self._shown_at_ms = status, now_ms
+        log.info(
+            "waiting new=%d/%d available=%d/%d window=%d tokens=%d arrived=%s",
+            status.new_segments, self._settings.update_segments,
+            status.available_segments, self._settings.min_sample_size,
+            status.segments, status.tokens, dict(sorted(status.arrivals.items())),
+        )  # fmt: skip
+
+
+def _used(drawn: Sequence[Candidate], trained: Trained) -> tuple[Candidate, ...]:
+    return tuple(c for c in drawn if c.scored.segment.segment_id in trained.used)
+
+
+def _log_update(
+    version: ModelVersion, trained: Trained, drawn: Sequence[Candidate], took_ms: int
+) -> None:
+    numbers = " ".join(f"{name}={value:.6g}" for name, value in sorted(trained.metrics.items()))
+    log.info(
+        "update version=%d status=%s parent=%s sampled=%d used=%d took_ms=%d %s",
+        version.version, version.status.value, version.parent,
+        len(drawn), len(trained.used), took_ms, numbers,
+    )  # fmt: skip
+
+
+__all__ = ["Learner", "Topics", "Trained", "Trainer", "run"]

@@ -1,0 +1,218 @@
+"""The learner's window: the newest segments, each at its newest revision. Pure.
+
+Theory of operation. A segment that can be trained on enters at the young end. It leaves when
+a later revision takes its place (which enters at the young end, as news), when a later revision
+is no longer trainable, or at the old end, when there are more segments or tokens than the caps
+allow. Of a segment that cannot be trained on, only its revision is kept, as a mark, so that a
+repeated delivery of the revision before cannot bring it back. Marks have a cap of their own.
+
+What came first leaves first; ``uses`` of a segment are counted as long as it is here.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from streams.contracts import Message, ScoredSegment, SourceRef, Step
+
+_BYTES_PER_TOKEN = 4
+"""Of text that came without token ids; rough, and enough for a soft cap."""
+
+
+class Arrival(StrEnum):
+    """What became of a segment that arrived."""
+
+    ADDED = "added"
+    REPLACED = "replaced"
+    UNTRAINABLE = "untrainable"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A segment of a snapshot, where it was read, and in how many updates it was used."""
+
+    ref: SourceRef
+    scored: ScoredSegment
+    uses: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The window at one moment: its segments, oldest first, and every record it rests on."""
+
+    candidates: tuple[Candidate, ...]
+    refs: tuple[SourceRef, ...]
+    new_segments: int
+
+
+@dataclass(slots=True)
+class _Held:
+    ref: SourceRef
+    scored: ScoredSegment
+    tokens: int
+    order: int
+    uses: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    ref: SourceRef
+    revision: int
+    order: int
+
+
+class Window:
+    """See the module. Not safe for threads; its owner holds a lock.
+
+    Args:
+        max_segments: Trainable segments kept, and marks kept beside them.
+        max_tokens: Soft cap: the oldest go while there are more, but the newest stays.
+        max_uses: A segment used in this many updates is not sampled again.
+    """
+
+    def __init__(self, *, max_segments: int, max_tokens: int, max_uses: int) -> None:
+        self._max_segments = max_segments
+        self._max_tokens = max_tokens
+        self._max_uses = max_uses
+        self._held: dict[str, _Held] = {}
+        self._marks: dict[str, _Mark] = {}
+        self._tokens = 0
+        self._order = 0
+        self._sealed_order = 0
+
+    def __len__(self) -> int:
+        """Trainable segments in the window."""
+        return len(self._held)
+
+    @property
+    def tokens(self) -> int:
+        """Their tokens together, as ``segment_tokens`` counts them."""
+        return self._tokens
+
+    @property
+    def new_segments(self) -> int:
+        """Trainable segments here that came, or changed, since the last seal."""
+        fresh = 0
+        for held in reversed(self._held.values()):
+            if held.order <= self._sealed_order:
+                break
+            fresh += 1
+        return fresh
+
+    @property
+    def available_segments(self) -> int:
+        """Segments here that may still be sampled."""
+        return sum(held.uses < self._max_uses for held in self._held.values())
+
+    def add(self, ref: SourceRef, scored: ScoredSegment) -> Arrival:
+        """Take in one arrival; equal and lower revisions than the one known change nothing."""
+        segment = scored.segment
+        if segment.revision <= self._known_revision(segment.segment_id):
+            return Arrival.STALE
+        self._order += 1
+        before = self._remove(segment.segment_id)
+        if not scored.trainable:
+            self._mark(ref, scored)
+            return Arrival.UNTRAINABLE
+        self._hold(ref, scored, 0 if before is None else before.uses)
+        return Arrival.ADDED if before is None else Arrival.REPLACED
+
+    def record_use(self, segment_ids: Iterable[str]) -> None:
+        """Count one more use of each segment that is still here."""
+        for segment_id in segment_ids:
+            if segment_id in self._held:
+                self._held[segment_id].uses += 1
+
+    def restore_uses(self, uses: Mapping[str, int]) -> None:
+        """Set the uses of segments from an earlier life; the absent were never used."""
+        for segment_id, held in self._held.items():
+            held.uses = uses.get(segment_id, 0)
+
+    def segment_ids(self) -> tuple[str, ...]:
+        """The ids of the segments here, oldest first."""
+        return tuple(self._held)
+
+    def seal(self) -> Snapshot:
+        """A snapshot that no later arrival changes; what comes after it counts as new."""
+        new_segments = self.new_segments
+        self._sealed_order = self._order
+        return Snapshot(
+            candidates=tuple(
+                Candidate(ref=held.ref, scored=held.scored, uses=held.uses)
+                for held in self._held.values()
+            ),
+            refs=self._refs(),
+            new_segments=new_segments,
+        )
+
+    def _refs(self) -> tuple[SourceRef, ...]:
+        everything: list[_Held | _Mark] = [*self._held.values(), *self._marks.values()]
+        return tuple(entry.ref for entry in sorted(everything, key=lambda entry: entry.order))
+
+    def _known_revision(self, segment_id: str) -> int:
+        if segment_id in self._held:
+            return self._held[segment_id].scored.segment.revision
+        mark = self._marks.get(segment_id)
+        return -1 if mark is None else mark.revision
+
+    def _remove(self, segment_id: str) -> _Held | None:
+        self._marks.pop(segment_id, None)
+        held = self._held.pop(segment_id, None)
+        if held is not None:
+            self._tokens -= held.tokens
+        return held
+
+    def _mark(self, ref: SourceRef, scored: ScoredSegment) -> None:
+        segment = scored.segment
+        self._marks[segment.segment_id] = _Mark(ref, segment.revision, self._order)
+        if len(self._marks) > self._max_segments:
+            del self._marks[next(iter(self._marks))]
+
+    def _hold(self, ref: SourceRef, scored: ScoredSegment, uses: int) -> None:
+        held = _Held(ref, scored, segment_tokens(scored), self._order, uses)
+        self._held[scored.segment.segment_id] = held
+        self._tokens += held.tokens
+        while self._over_caps():
+            self._remove(next(iter(self._held)))
+
+    def _over_caps(self) -> bool:
+        if len(self._held) > self._max_segments:
+            return True
+        return self._tokens > self._max_tokens and len(self._held) > 1
+
+
+def eligible(snapshot: Snapshot, max_uses: int) -> tuple[Candidate, ...]:
+    """The candidates that were used in fewer than ``max_uses`` updates, oldest first."""
+    return tuple(candidate for candidate in snapshot.candidates if candidate.uses < max_uses)
+
+
+def sample(
+    candidates: tuple[Candidate, ...], size: int, rng: random.Random
+) -> tuple[Candidate, ...]:
+    """``size`` candidates drawn uniformly without replacement; all, in random order, if fewer."""
+    return tuple(rng.sample(candidates, min(size, len(candidates))))
+
+
+def segment_tokens(scored: ScoredSegment) -> int:
+    """Tokens of a segment's contexts and replies: counted where ids came with them, else
+    estimated from the text's length."""
+    return sum(_step_tokens(step) for step in scored.segment.steps)
+
+
+def _step_tokens(step: Step) -> int:
+    reply = _text_tokens(step.reply) if step.token_ids is None else len(step.token_ids)
+    if step.prompt_token_ids is not None:
+        return reply + len(step.prompt_token_ids)
+    return reply + sum(_message_tokens(message) for message in step.context)
+
+
+def _message_tokens(message: Message) -> int:
+    return _text_tokens(message.content)
+
+
+def _text_tokens(content: str) -> int:
+    return -(-len(content.encode()) // _BYTES_PER_TOKEN)
