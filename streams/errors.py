@@ -14,6 +14,7 @@
     ├── TopicError             the cluster's topics differ from topics.yaml in a way that is refused
     ├── BrokerError            Kafka cannot be reached, started or stopped
     ├── StateError             state cannot be restored or written
+    ├── TransitionError        the aligner was asked for a step that its rules do not have
     ├── FencedError            a successor took over; this worker must stop
     ├── RegistryError          the version registry cannot be used
     ├── ArtifactError          adapter files are missing or damaged
@@ -121,6 +122,10 @@ class BrokerError(ClawstreamError):
 
 class StateError(ClawstreamError):
     """A processor's state cannot be restored or written."""
+
+
+class TransitionError(ClawstreamError):
+    """The aligner was asked for a step that its rules do not have."""
 
 
 class FencedError(ClawstreamError):

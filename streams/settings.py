@@ -124,8 +124,8 @@ class RewardSettings(Section):
     rate_departure_weight: Share = 0.5
     rate_window: PositiveInt = 5
     rate_history_min: PositiveInt = 10
-    history_ratings: PositiveInt = 256
-    history_segments: PositiveInt = 1_024
+    history_ratings: PositiveInt = 64
+    history_segments: PositiveInt = 128
     history_ms: PositiveInt = 30 * 86_400_000
     nonzero_share_alarm: Share = 0.05
     judge_url: str | None = None
