@@ -93,6 +93,7 @@ class WorkerSettings(Section):
     tick_interval_ms: PositiveInt = 250
     max_batch_records: PositiveInt = 2_000
     max_buffered_records: PositiveInt = 20_000
+    group_instance_id: str | None = None
     web_host: str = "127.0.0.1"
     align_web_port: NonNegativeInt = 0
     reward_web_port: NonNegativeInt = 0
@@ -165,7 +166,13 @@ class ModelSettings(Section):
 
 
 class LearnerSettings(Section):
-    """Window, schedule and update of the learner (DESIGN §6)."""
+    """Window, schedule and update of the learner (DESIGN §6).
+
+    ``clip_coef_high`` widens the upper clip bound alone (``clip_coef`` where it is null);
+    ``negative_advantage_weight`` scales the policy loss of tokens worse than expected;
+    ``detach_value`` keeps the value loss out of the adapter; ``digest_mismatch`` says what
+    becomes of turns recorded under another tokenizer or chat template.
+    """
 
     policy: str = "default"
     window_segments: PositiveInt = 3_000
@@ -199,6 +206,12 @@ class LearnerSettings(Section):
     max_sequence_tokens: PositiveInt = 2_048
     whiten_advantages: bool = True
     seed: int = 0
+    clip_coef_high: PositiveFloat | None = None
+    negative_advantage_weight: Share = 1.0
+    detach_value: bool = True
+    gradient_checkpointing: bool = False
+    logprob_chunk_tokens: PositiveInt = 1_024
+    digest_mismatch: Literal["refuse", "rerender"] = "refuse"
     gate_kl_metric: str = "approx_kl"
     gate_max_kl: PositiveFloat = 1.0
     keep_checkpoints: PositiveInt = 5

@@ -17,8 +17,8 @@ is the truth about what was applied:
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any, Protocol, cast
 
 import aiokafka
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
@@ -100,30 +100,37 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
 class BatchConsumer(AIOKafkaFaustConsumer):
     """Delivers one message per partition and fetch; commits what the state has applied."""
 
+    transport: BatchTransport
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._progress: Progress = self.transport.progress
+        self._delivered: dict[TP, int] = {}
+        self._read_to: dict[TP, int] = {}
 
     def _new_consumer_thread(self) -> BatchConsumerThread:
         return BatchConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, ConsumerMessage]]:
-        records, active = await self._wait_next_records(min(timeout, POLL_TIMEOUT_S))
+        # What is left out because a rebalance began is fetched again: every rebalance ends in
+        # ``perform_seek``. A partition paused meanwhile is not left out, or the records
+        # fetched for it would be lost.
+        records, _ = await self._wait_next_records(min(timeout, POLL_TIMEOUT_S))
         generation_id = self.app.consumer_generation_id
-        if not records or self.should_stop:
+        if self.should_stop or self._suspended(generation_id):
             return
-        # What is left out here because a rebalance began is fetched again: every rebalance
-        # ends in ``perform_seek``.
-        for driver_tp, batch in records.items():
-            if not self.flow_active or self.app.consumer_generation_id != generation_id:
+        batches = {TP(tp.topic, tp.partition): batch for tp, batch in (records or {}).items()}
+        self._note_positions(batches)
+        for tp, batch in batches.items():
+            if self._suspended(generation_id):
                 return
-            tp = TP(driver_tp.topic, driver_tp.partition)
-            if not batch or (active is not None and tp not in active):
-                continue
             # Stock code takes a jump in offsets for a gap it must track; saying first that
             # the whole batch was read keeps it from doing so.
             self._read_offset[tp] = batch[-1].offset
             yield tp, self._batch_message(tp, batch, generation_id)
+
+    def _suspended(self, generation_id: int) -> bool:
+        return not self.flow_active or self.app.consumer_generation_id != generation_id
 
     def _batch_message(self, tp: TP, batch: list[Any], generation_id: int) -> ConsumerMessage:
         last = batch[-1]
@@ -133,9 +140,9 @@ class BatchConsumer(AIOKafkaFaustConsumer):
             last.offset,
             last.timestamp / 1000.0,
             last.timestamp_type,
-            (),
+            [],
             None,
-            batch,
+            cast(Any, batch),
             None,
             0,
             0,
@@ -167,9 +174,33 @@ class BatchConsumer(AIOKafkaFaustConsumer):
             and self._new_offset(tp) is not None
         ]
 
+    def lag(self, tp: TP) -> int | None:
+        """Records of ``tp`` that are not applied; None before the first fetch."""
+        end: int | None = self.highwater(tp)
+        offset = self._new_offset(tp)
+        return None if end is None or offset is None else max(0, end - offset)
+
     def _new_offset(self, tp: TP) -> int | None:
         applied = self._progress.applied_offset(tp.topic, tp.partition)
-        return None if applied is None else applied + 1
+        if applied is None:
+            return None
+        if applied >= self._delivered.get(tp, applied):
+            # Transaction markers at the end of a partition are read and never delivered.
+            return max(applied + 1, self._read_to.get(tp, 0))
+        return applied + 1
+
+    def _note_positions(self, batches: Mapping[TP, list[Any]]) -> None:
+        """Remember how far each partition was read, markers included, and what was records."""
+        for tp, batch in batches.items():
+            self._delivered[tp] = batch[-1].offset
+        subscription = self._thread._ensure_consumer()._subscription.subscription
+        assignment = subscription.assignment if subscription is not None else None
+        if assignment is None:
+            return
+        for tp in self._active_partitions:
+            state = assignment.state_value(self._new_topicpartition(tp.topic, tp.partition))
+            if state is not None and state.has_valid_position:
+                self._read_to[tp] = state.position
 
     def _should_commit(self, tp: TP, offset: int) -> bool:
         return self._committed_offset[tp] != offset
@@ -178,6 +209,8 @@ class BatchConsumer(AIOKafkaFaustConsumer):
         """Commit first: stock code forgets what could be committed before its last commit."""
         await self.transport.before_revoke()
         await self.commit()
+        self._delivered.clear()
+        self._read_to.clear()
         await super().on_partitions_revoked(revoked)
 
     async def perform_seek(self) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faust
 from aiokafka import AIOKafkaProducer
@@ -23,8 +23,7 @@ from faust.types import TP
 from mode import CrashingSupervisor
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from processors.runtime import topics
-from processors.runtime.batches import BatchTransport, RawBatchSchema
+from processors.runtime.batches import BatchConsumer, BatchTransport, RawBatchSchema
 from processors.runtime.connection import aiokafka_config, faust_brokers, faust_credentials
 from processors.runtime.partition import PartitionRunner, RunnerLimits
 from processors.runtime.records import PartitionProcessor
@@ -34,6 +33,7 @@ from processors.runtime.state import (
     TransactionalWriter,
     read_changelog,
 )
+from processors.runtime.topics import check_cluster
 from streams import metrics as names
 from streams.clock import Clock, SystemClock
 from streams.contracts import TICK_HEADER
@@ -76,7 +76,7 @@ class WorkerSpec:
     make_processor: Callable[[int, int], PartitionProcessor]
 
 
-class BatchApp(faust.App):  # type: ignore[misc]
+class BatchApp(faust.App):
     """A Faust app over the batching transport."""
 
     worker: BatchWorker
@@ -161,6 +161,7 @@ class BatchWorker:
         """Finish the transactions that run, commit offsets, give all partitions up."""
         self._cancel_restore.set()
         await self._hold_all()
+        await self.app.consumer.commit()
         if self._tick_producer is not None:
             await self._tick_producer.stop()
         await asyncio.gather(*(runner.close() for runner in self._runners.values()))
@@ -277,16 +278,12 @@ class BatchWorker:
 
     async def report(self) -> None:
         """Bring the gauges up to date."""
-        consumer = self.app.consumer
+        consumer = cast(BatchConsumer, self.app.consumer)
         for tp in consumer.assignment():
-            applied = self.applied_offset(tp.topic, tp.partition)
-            end = consumer.highwater(tp)
-            if end is not None and applied is not None:
+            lag = consumer.lag(tp)
+            if lag is not None:
                 self.metrics.set(
-                    names.PARTITION_LAG,
-                    max(0, end - applied - 1),
-                    topic=tp.topic,
-                    partition=str(tp.partition),
+                    names.PARTITION_LAG, lag, topic=tp.topic, partition=str(tp.partition)
                 )
 
     # The app
@@ -305,6 +302,7 @@ class BatchWorker:
             broker_max_poll_records=settings.worker.max_batch_records,
             broker_commit_interval=1.0,
             consumer_auto_offset_reset="earliest",
+            consumer_group_instance_id=_instance_id(spec, settings),
             consumer_max_fetch_size=max(1024 * 1024, settings.kafka.max_message_bytes),
             topic_allow_declare=False,
             topic_disable_leader=True,
@@ -340,6 +338,15 @@ class BatchWorker:
         )
 
 
+def _instance_id(spec: WorkerSpec, settings: Settings) -> str | None:
+    """Static membership: a worker restarted under its name takes over at once.
+
+    Without it the group waits for the session of a killed worker to expire.
+    """
+    name = settings.worker.group_instance_id
+    return None if name is None else f"{spec.app_id}-{name}"
+
+
 def run_worker(
     spec: WorkerSpec, settings: Settings, metrics: ProcessorMetrics | None = None
 ) -> int:
@@ -350,7 +357,7 @@ def run_worker(
     """
     try:
         settings = _with_address(settings)
-        partitions = topics.check(spec, settings.kafka)
+        partitions = check_cluster(spec, settings.kafka)
         worker = _new_worker(spec, settings, partitions, metrics)
     except ClawstreamError as error:
         print(f"{spec.processor}: {type(error).__name__}: {error}", file=sys.stderr)

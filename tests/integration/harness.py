@@ -1,0 +1,149 @@
+"""What the worker tests share: topics of their own, workers as processes, logs read back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import yaml
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from processors.runtime.records import Record
+
+ROOT = Path(__file__).parents[2]
+POLL_S = 0.05
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> float:
+    """Wait for ``condition``; returns the seconds it took, fails the test after the limit."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > timeout_s:
+            raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
+        time.sleep(POLL_S)
+    return time.monotonic() - began
+
+
+class WorkerProcess:
+    """A worker as a process of its own, its log in a file."""
+
+    def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
+        self.log = log
+        self._file = log.open("a", encoding="utf-8")
+        self._start = log.stat().st_size
+        # What pytest set for itself is not the worker's.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdout=self._file,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=environment,
+        )
+
+    def output(self) -> str:
+        """What it logged since it was started."""
+        return self.log.read_bytes()[self._start :].decode()
+
+    def wait_ready(self, timeout_s: float = 30.0) -> float:
+        """Wait until it consumes; returns the seconds it took."""
+        return wait_until(self._is_ready, f"worker ready ({self.log})", timeout_s)
+
+    def _is_ready(self) -> bool:
+        if self.process.poll() is not None:
+            raise AssertionError(f"the worker ended:\n{self.output()[-4000:]}")
+        return "Worker ready" in self.output()
+
+    def kill(self) -> None:
+        """SIGKILL, and wait for its end."""
+        self.process.kill()
+        self.process.wait(10)
+        self._file.close()
+
+    def terminate(self, timeout_s: float = 20.0) -> tuple[int, float]:
+        """SIGTERM; returns its exit code and the seconds it took to end."""
+        began = time.monotonic()
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(timeout_s)
+        self._file.close()
+        return code, time.monotonic() - began
+
+
+class Bench:
+    """Topics under a prefix, workers over them, and what is in them."""
+
+    def __init__(self, bootstrap: str, folder: Path) -> None:
+        self.bootstrap = bootstrap
+        self.folder = folder
+        self.workers: list[WorkerProcess] = []
+        self.producer = Producer(
+            {"bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "linger.ms": 5}
+        )
+
+    def config(self, name: str = "worker", **sections: object) -> Path:
+        """A settings file over the bench's broker."""
+        path = self.folder / f"{name}.yaml"
+        kafka = {"bootstrap_servers": self.bootstrap, "session_timeout_ms": 6_000}
+        values = {"data_dir": str(self.folder / "data"), "kafka": kafka, **sections}
+        path.write_text(yaml.safe_dump(values), encoding="utf-8")
+        return path
+
+    def worker(self, module: str, *arguments: str, name: str = "worker") -> WorkerProcess:
+        """Start a worker process; it is killed at the end if it still runs."""
+        worker = WorkerProcess(module, arguments, self.folder / f"{name}.log")
+        self.workers.append(worker)
+        return worker
+
+    def stop_all(self) -> None:
+        for worker in self.workers:
+            if worker.process.poll() is None:
+                worker.kill()
+
+    def read(self, topic: str, partitions: int) -> list[Record]:
+        """Everything committed in a topic now, in order of partition and offset."""
+        with self._reader() as consumer:
+            return [r for p in range(partitions) for r in _read_partition(consumer, topic, p)]
+
+    @contextlib.contextmanager
+    def _reader(self) -> Iterator[Consumer]:
+        consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": "reader",
+                "enable.auto.commit": False,
+                "isolation.level": "read_committed",
+                "enable.partition.eof": True,
+                "fetch.wait.max.ms": 20,
+            }
+        )
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+
+def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[Record]:
+    consumer.assign([TopicPartition(topic, partition, 0)])
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        for message in consumer.consume(5_000, 0.02):
+            if message.error() is not None:
+                if message.error().name() == "_PARTITION_EOF":
+                    return
+                raise AssertionError(str(message.error()))
+            yield Record(
+                topic=topic,
+                partition=partition,
+                offset=message.offset() or 0,
+                timestamp=message.timestamp()[1],
+                key=message.key(),
+                value=message.value(),
+                headers=tuple((name, value) for name, value in message.headers() or ()),
+            )
+    raise AssertionError(f"{topic} {partition} could not be read to its end")
