@@ -1,0 +1,346 @@
+"""The aligner's state: small facts about events, and what is derived from them.
+
+A fact holds ids, times, sizes and digests, never content. Content is reached through
+:class:`Bodies` alone, so that the bodies of closed segments can live elsewhere.
+
+Everything here is mutable and owned by one :class:`PartitionState`; nothing is shared
+between sessions. Times are milliseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+from typing import Protocol
+
+from streams.contracts import (
+    AttributedBy,
+    ClosedBy,
+    DialogueTurn,
+    FeedbackEvent,
+    Message,
+    Role,
+)
+
+Key = tuple[int, ...]
+"""The order of events: (event time, arrival, offset)."""
+
+SessionKey = tuple[str, str]
+"""(policy, session_id)."""
+
+NEVER = -(1 << 62)
+"""Earlier than any time: the latest of nothing."""
+
+
+class Life(StrEnum):
+    """Where an event is in its life (the transition table of ``machine``)."""
+
+    NEW = "new"
+    OPEN = "open"
+    PENDING = "pending"
+    PUBLISHED = "published"
+    DEAD = "dead"
+    DROPPED = "dropped"
+    FORGOTTEN = "forgotten"
+
+
+class Action(IntEnum):
+    """What can be due, in the order of precedence at equal due times."""
+
+    CLOSE = 0
+    REVISE = 1
+    EXPIRE = 2
+    FORGET = 3
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """The facts of one turn.
+
+    Attributes:
+        key: Its order, (event time, arrival, offset).
+        stamp: max(event time, arrival).
+        main: It is of type main.
+        reply: It is a main assistant turn.
+        size: UTF-8 bytes of its content plus 8 per token id and log-probability.
+        digest: Of its decoded content.
+        segment: The closed segment it is pending for or published in.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    event_id: str
+    turn_id: str
+    key: Key
+    stamp: int
+    role: Role
+    main: bool
+    reply: bool
+    session_done: bool
+    size: int
+    digest: bytes
+    life: Life = Life.NEW
+    segment: Segment | None = None
+
+    @property
+    def arrival_ms(self) -> int:
+        return self.key[1]
+
+
+@dataclass(slots=True, eq=False)
+class Feedback:
+    """The facts of one feedback event.
+
+    Attributes:
+        key: Its order, (event time, arrival, offset).
+        stamp: max(event time, arrival).
+        digest: Of its decoded content.
+        target: The reply it is about, as things stand; fixed once it is published.
+        attributed_by: How the target was found; None without one.
+        own: The reply that its own ``turn_id`` was found to name.
+        original: The feedback that its ``supersedes`` was found to name.
+        segment: The closed segment it is pending for or published in.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    event_id: str
+    key: Key
+    stamp: int
+    turn_id: str | None
+    supersedes: str | None
+    retraction: bool
+    digest: bytes
+    life: Life = Life.NEW
+    target: Turn | None = None
+    attributed_by: AttributedBy | None = None
+    own: Turn | None = None
+    original: Feedback | None = None
+    segment: Segment | None = None
+
+    @property
+    def arrival_ms(self) -> int:
+        return self.key[1]
+
+
+Fact = Turn | Feedback
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """The first piece of a run, folded turn by turn (``cuts.fold``).
+
+    Attributes:
+        count: How many of the run's first turns it has.
+        ended_by: The rule that ended it; None while it is open-ended.
+        latest_stamp: Of its turns.
+        feedback_stamp: The latest of the unpublished feedback that targets its turns.
+        first_stamp: Of its first turn in order.
+        first_arrival: The earliest arrival of its turns.
+        answered: Its last main turn is a reply, or it has no main turn.
+    """
+
+    count: int = 0
+    ended_by: ClosedBy | None = None
+    replies: int = 0
+    size: int = 0
+    first_event_time: int = 0
+    last_event_time: int = 0
+    latest_stamp: int = NEVER
+    feedback_stamp: int = NEVER
+    first_stamp: int = 0
+    first_arrival: int = 0
+    answered: bool = True
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Open turns, in order, that no boundary separates.
+
+    Attributes:
+        floor: The greatest boundary before it; tells runs apart.
+        piece: Its first piece.
+        stale: The piece must be folded anew before it is used.
+    """
+
+    floor: Key | None
+    turns: list[Turn] = field(default_factory=list)
+    piece: Piece = field(default_factory=Piece)
+    stale: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """What waits for a segment's next revision.
+
+    Attributes:
+        turns: By offset.
+        feedback: By offset.
+        latest_stamp: Of all of it.
+        first_arrival: The earliest of all of it.
+        ready_ms: When the first of it could go in.
+        stale: The three sums must be computed anew before they are used.
+    """
+
+    turns: dict[int, Turn] = field(default_factory=dict)
+    feedback: dict[int, Feedback] = field(default_factory=dict)
+    latest_stamp: int = NEVER
+    first_arrival: int = 0
+    ready_ms: int = 0
+    stale: bool = False
+
+    def __bool__(self) -> bool:
+        return bool(self.turns or self.feedback)
+
+
+@dataclass(slots=True, eq=False)
+class Segment:
+    """A closed segment.
+
+    Attributes:
+        first_closed_ms: ``closed_at`` of revision 0; visibility counts from here.
+        first_event_time: Of its turns at revision 0; frozen.
+        boundary: The key of its last turn at revision 0; frozen.
+        turns: In its lineage, in order.
+        feedback: In its lineage, in order.
+        carried: The messages that came before it; frozen.
+    """
+
+    ordinal: int
+    segment_id: str
+    source: str
+    user_id: str | None
+    closed_by: ClosedBy
+    first_closed_ms: int
+    first_event_time: int
+    boundary: Key
+    turns: list[Turn]
+    carried: tuple[Message, ...] = ()
+    feedback: list[Feedback] = field(default_factory=list)
+    revision: int = 0
+    pending: Pending = field(default_factory=Pending)
+
+    def visible_at(self, arrival_ms: int, horizon_ms: int) -> bool:
+        """Whether an event with this arrival can see it (ALIGNMENT, Words)."""
+        return arrival_ms <= self.first_closed_ms + horizon_ms
+
+
+class Bodies(Protocol):
+    """Gives the content of an event whose facts are at hand."""
+
+    def turn(self, fact: Turn) -> DialogueTurn:
+        """The turn's record."""
+        ...
+
+    def feedback(self, fact: Feedback) -> FeedbackEvent:
+        """The feedback's record."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class HeldBodies:
+    """Bodies kept beside the facts, by offset."""
+
+    turns: dict[int, DialogueTurn] = field(default_factory=dict)
+    notes: dict[int, FeedbackEvent] = field(default_factory=dict)
+
+    def turn(self, fact: Turn) -> DialogueTurn:
+        return self.turns[fact.offset]
+
+    def feedback(self, fact: Feedback) -> FeedbackEvent:
+        return self.notes[fact.offset]
+
+    def drop(self, fact: Fact) -> None:
+        """Forget the body of an event that nothing can show any more."""
+        if isinstance(fact, Turn):
+            self.turns.pop(fact.offset, None)
+        else:
+            self.notes.pop(fact.offset, None)
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """All there is to know about one session.
+
+    Attributes:
+        now_ms: The time of the last record accepted or action done: nothing is due earlier.
+        ordinal: That of the next segment.
+        last_accepted_ms: The latest accepted arrival.
+        last_closed_ms: The latest ``closed_at``; ``NEVER`` before the first.
+        user_id: That of the segment closed last.
+        turns: Every held turn, in order.
+        turn_ids: The held turn of each turn id.
+        events: Every known event by event id; FORGOTTEN ones are known by id alone.
+        runs: Open turns, in order.
+        segments: Closed and visible to what is yet to arrive, in order of closing.
+        fading: Closed, visible only to feedback that has already arrived.
+        boundaries: Of closed segments, sorted; those of dropped ones while they matter.
+        owners: The segment of each boundary whose segment is still here.
+        lost: The greatest boundary that is no longer visible.
+        ghosts: FORGOTTEN events that are still known by id.
+        unpublished: Feedback open or pending, by offset.
+        orphans: The part of it that has no target, by offset, in order of arrival.
+        superseders: Unpublished feedback by the id it supersedes.
+        revisable: Segments with something pending, by ordinal.
+        due_ms, due_action, due_subject: What comes next, and for what.
+        scheduled_ms: The due time under which the partition's index knows the session.
+    """
+
+    policy: str
+    session_id: str
+    now_ms: int = NEVER
+    ordinal: int = 0
+    last_accepted_ms: int = NEVER
+    last_closed_ms: int = NEVER
+    user_id: str | None = None
+    turns: list[Turn] = field(default_factory=list)
+    turn_ids: dict[str, Turn] = field(default_factory=dict)
+    events: dict[str, Fact] = field(default_factory=dict)
+    runs: list[Run] = field(default_factory=list)
+    segments: list[Segment] = field(default_factory=list)
+    fading: list[Segment] = field(default_factory=list)
+    boundaries: list[Key] = field(default_factory=list)
+    owners: dict[Key, Segment] = field(default_factory=dict)
+    lost: Key | None = None
+    ghosts: list[Fact] = field(default_factory=list)
+    unpublished: dict[int, Feedback] = field(default_factory=dict)
+    orphans: dict[int, Feedback] = field(default_factory=dict)
+    superseders: dict[str, dict[int, Feedback]] = field(default_factory=dict)
+    revisable: dict[int, Segment] = field(default_factory=dict)
+    bodies: HeldBodies = field(default_factory=HeldBodies)
+    due_ms: int | None = None
+    due_action: Action = Action.FORGET
+    due_subject: Run | Segment | Feedback | None = None
+    scheduled_ms: int | None = None
+
+    @property
+    def key(self) -> SessionKey:
+        return (self.policy, self.session_id)
+
+
+@dataclass(slots=True, eq=False)
+class PartitionState:
+    """The sessions of one input partition.
+
+    Owned by one caller: :func:`machine.step` changes it in place and returns it.
+
+    Attributes:
+        clock_ms: Everything due at or before it has happened; no record at or before it
+            can still come. ``NEVER`` at first.
+        due: A heap of (due time, session key); entries that no session's ``scheduled_ms``
+            confirms are void.
+        changed, forgotten: Sessions since the last ``take_changes``.
+    """
+
+    clock_ms: int = NEVER
+    sessions: dict[SessionKey, Session] = field(default_factory=dict)
+    due: list[tuple[int, SessionKey]] = field(default_factory=list)
+    changed: dict[SessionKey, Session] = field(default_factory=dict)
+    forgotten: set[SessionKey] = field(default_factory=set)
+
+
+def order(fact: Fact) -> Key:
+    """The sort key of events."""
+    return fact.key
