@@ -376,7 +376,7 @@ def _signals(step: Step, context: StepContext, settings: RewardSettings) -> list
     for signal, history_length, where in found:
         if signal in points:
             value = points[signal] * settings.decay**history_length
-            between = f", {history_length} user turns between" if history_length else ""
+            between = f", user turns between: {history_length}" if history_length else ""
             scored.append((value, f"{signal.value} in {where}{between}: {_signed(value)}"))
     return scored
 

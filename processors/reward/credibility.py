@@ -1,0 +1,385 @@
+"""How far a rating is believed, from what its rater said before.
+
+Theory of operation. Of every user we keep a bounded history: their latest rating of each
+reply (``Opinion``) and what people decided about such ratings (``Decision``). A history
+belongs to one record key of ``trajectory.segments`` (a user, else a session) and holds every
+rater who spoke there. A segment's revision replaces all that the revision before had put
+there, so nothing counts twice.
+
+Ratings of one rater are ordered by event time. Three filters look at them, first wins:
+
+1. *Decision*: a review upheld the rating (counts in full) or rejected it (counts nothing).
+2. *Row*: it stands in an unbroken run of at least ``negatives_in_a_row`` negative ratings.
+   It counts nothing until a review decides. A rating of 0 or more, or an upheld one, breaks
+   the run.
+3. *Departure*: the share of negatives among the rater's last ``rate_window`` ratings, up to
+   this one, is more than ``rate_departure`` away from the share among those before, of which
+   there must be ``rate_history_min``. It counts ``rate_departure_weight``.
+
+Rejected ratings enter no share. Pure: no clock, no randomness, no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from processors.reward.formulas import (
+    Credibility,
+    default_rater,
+    latest_ratings,
+    readable,
+)
+from streams.contracts import FeedbackKind, ReviewRequest, StepFeedback, TrajectorySegment
+from streams.settings import RewardSettings
+
+REVIEW_ATTRIBUTE = "review"
+"""Attribute of a ``review``: the event id of the request that it decides."""
+
+MAX_NAMED = 5
+"""How many feedback ids a reason names; a request always has all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestPlace:
+    """The review request a rating is part of, and the reply it was made at."""
+
+    event_id: str
+    segment_id: str
+    turn_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opinion:
+    """A rater's latest rating of one reply.
+
+    Args:
+        event_id: The feedback.
+        segment_id: The segment that showed it.
+        session_id: That segment's session.
+        turn_id: The reply.
+        rater: Who (``formulas.rater_of``).
+        user_id: The rater's user id, if there is one.
+        value: The rating, in [-1, 1].
+        event_time: When it was given, ms.
+        closed_at: ``closed_at`` of the revision that showed it, ms.
+        request: The review request it is part of.
+    """
+
+    event_id: str
+    segment_id: str
+    session_id: str
+    turn_id: str
+    rater: str
+    value: float
+    event_time: int
+    closed_at: int
+    user_id: str | None = None
+    request: RequestPlace | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What a ``review`` decided: about the request it names, else about its reply.
+
+    Args:
+        event_id: The review.
+        segment_id: The segment that showed it.
+        turn_id: The reply it is on.
+        upheld: Whether the ratings count in full; else they count nothing.
+        event_time: When it was given, ms.
+        closed_at: ``closed_at`` of the revision that showed it, ms.
+        request_id: The request it names, if any.
+    """
+
+    event_id: str
+    segment_id: str
+    turn_id: str
+    upheld: bool
+    event_time: int
+    closed_at: int
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """Opinions and decisions under one key, each in order of event time."""
+
+    opinions: tuple[Opinion, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+
+# --- What a segment adds ----------------------------------------------------------------------
+
+
+def amend(history: History, segment: TrajectorySegment) -> History:
+    """``history`` with what ``segment`` shows in place of what its earlier revision showed."""
+    requests = {
+        opinion.event_id: opinion.request
+        for opinion in history.opinions
+        if opinion.segment_id == segment.segment_id
+    }
+    opinions = [o for o in history.opinions if o.segment_id != segment.segment_id]
+    opinions += [replace(o, request=requests.get(o.event_id)) for o in _opinions(segment)]
+    decisions = [d for d in history.decisions if d.segment_id != segment.segment_id]
+    decisions += _decisions(segment)
+    return History(
+        opinions=tuple(sorted(opinions, key=_opinion_order)),
+        decisions=tuple(sorted(decisions, key=_decision_order)),
+    )
+
+
+def trim(history: History, *, since_ms: int, at_most: int) -> History:
+    """``history`` without what closed before ``since_ms``, and the newest ``at_most`` of each."""
+    opinions = [o for o in history.opinions if o.closed_at >= since_ms]
+    decisions = [d for d in history.decisions if d.closed_at >= since_ms]
+    return History(opinions=tuple(opinions[-at_most:]), decisions=tuple(decisions[-at_most:]))
+
+
+def _opinion_order(opinion: Opinion) -> tuple[int, str, str]:
+    return opinion.event_time, opinion.segment_id, opinion.event_id
+
+
+def _decision_order(decision: Decision) -> tuple[int, str, str]:
+    return decision.event_time, decision.segment_id, decision.event_id
+
+
+def _replies(segment: TrajectorySegment) -> Iterator[tuple[str, tuple[StepFeedback, ...]]]:
+    """Every reply that shows feedback, on the branch or off it: turn id and feedback."""
+    for step in segment.steps:
+        yield step.turn_id, step.feedback
+        for alternative in step.alternatives:
+            yield alternative.turn_id, alternative.feedback
+    for reply in segment.off_branch:
+        yield reply.turn_id, reply.feedback
+
+
+def _opinions(segment: TrajectorySegment) -> list[Opinion]:
+    rater = default_rater(segment)
+    return [
+        Opinion(
+            event_id=item.event_id,
+            segment_id=segment.segment_id,
+            session_id=segment.session_id,
+            turn_id=turn_id,
+            rater=who,
+            value=value,
+            event_time=item.event_time,
+            closed_at=segment.closed_at,
+            user_id=item.user_id or segment.user_id,
+        )
+        for turn_id, feedback in _replies(segment)
+        for who, (item, value) in latest_ratings(feedback, rater).items()
+    ]
+
+
+def _decisions(segment: TrajectorySegment) -> list[Decision]:
+    return [
+        Decision(
+            event_id=item.event_id,
+            segment_id=segment.segment_id,
+            turn_id=turn_id,
+            upheld=value > 0,
+            event_time=item.event_time,
+            closed_at=segment.closed_at,
+            request_id=item.attributes.get(REVIEW_ATTRIBUTE),
+        )
+        for turn_id, feedback in _replies(segment)
+        for item, value in readable(feedback, (FeedbackKind.REVIEW,))
+    ]
+
+
+# --- Judging ----------------------------------------------------------------------------------
+
+
+def judge(history: History, segment_id: str, settings: RewardSettings) -> dict[str, Credibility]:
+    """The credibility of each rating in ``segment_id`` that is not believed in full.
+
+    Returns:
+        By feedback event id. An upheld rating is listed too, at full weight with its reason.
+    """
+    beliefs: dict[str, Credibility] = {}
+    for opinions in _by_rater(history.opinions):
+        rows = _rows(opinions, history.decisions, settings)
+        for index, opinion in enumerate(opinions):
+            if opinion.segment_id != segment_id:
+                continue
+            belief = (
+                _decided(opinion, history.decisions)
+                or _in_a_row(opinion, rows)
+                or _departs(opinions[: index + 1], history.decisions, settings)
+            )
+            if belief is not None:
+                beliefs[opinion.event_id] = belief
+    return beliefs
+
+
+def request_reviews(
+    history: History, segment: TrajectorySegment, settings: RewardSettings
+) -> tuple[History, tuple[ReviewRequest, ...]]:
+    """Ask for a review of every row that has ratings nobody was asked about yet.
+
+    A request is made at the row's last such rating in ``segment``, or, if it has none there,
+    at its last one; a review on that reply makes a revision that is scored anew.
+
+    Returns:
+        The history with the ratings marked as asked about, and the requests.
+    """
+    places: dict[tuple[str, str], RequestPlace] = {}
+    requests: list[ReviewRequest] = []
+    for opinions in _by_rater(history.opinions):
+        for row in _rows(opinions, history.decisions, settings):
+            waiting = [
+                o for o in row if o.request is None and _decided(o, history.decisions) is None
+            ]
+            if not waiting:
+                continue
+            at = max(waiting, key=lambda o: (o.segment_id == segment.segment_id, _opinion_order(o)))
+            request = _request(waiting, at, len(row), segment)
+            place = RequestPlace(
+                event_id=request.event_id, segment_id=at.segment_id, turn_id=at.turn_id
+            )
+            places |= {(o.segment_id, o.event_id): place for o in waiting}
+            requests.append(request)
+    marked = tuple(
+        replace(o, request=places.get((o.segment_id, o.event_id), o.request))
+        for o in history.opinions
+    )
+    return replace(history, opinions=marked), tuple(requests)
+
+
+def _request(
+    waiting: Sequence[Opinion], at: Opinion, row_length: int, segment: TrajectorySegment
+) -> ReviewRequest:
+    event_ids = tuple(opinion.event_id for opinion in waiting)
+    identity = json.dumps(
+        [segment.policy, at.segment_id, at.turn_id, *event_ids], separators=(",", ":")
+    )
+    return ReviewRequest(
+        event_id=hashlib.sha256(identity.encode()).hexdigest()[:32],
+        session_id=at.session_id,
+        segment_id=at.segment_id,
+        turn_id=at.turn_id,
+        feedback_event_ids=event_ids,
+        reason=f"{row_length} negative ratings in a row by {at.rater}; they count nothing until "
+        f"a review on reply {at.turn_id} upholds them (value above 0) or rejects them",
+        event_time=segment.closed_at,
+        policy=segment.policy,
+        user_id=at.user_id,
+    )
+
+
+def _by_rater(opinions: Iterable[Opinion]) -> list[tuple[Opinion, ...]]:
+    groups: dict[str, list[Opinion]] = {}
+    for opinion in opinions:
+        groups.setdefault(opinion.rater, []).append(opinion)
+    return [tuple(groups[rater]) for rater in sorted(groups)]
+
+
+def _decision_on(opinion: Opinion, decisions: Iterable[Decision]) -> Decision | None:
+    """The latest decision about ``opinion``; ``decisions`` are in order."""
+    found: Decision | None = None
+    for decision in decisions:
+        if _is_about(decision, opinion):
+            found = decision
+    return found
+
+
+def _is_about(decision: Decision, opinion: Opinion) -> bool:
+    request = opinion.request
+    if decision.request_id is not None:
+        return request is not None and request.event_id == decision.request_id
+    place = (decision.segment_id, decision.turn_id)
+    if place == (opinion.segment_id, opinion.turn_id):
+        return True
+    return request is not None and place == (request.segment_id, request.turn_id)
+
+
+def _decided(opinion: Opinion, decisions: Iterable[Decision]) -> Credibility | None:
+    decision = _decision_on(opinion, decisions)
+    if decision is None:
+        return None
+    what = "upheld" if decision.upheld else "rejected"
+    return Credibility(
+        1.0 if decision.upheld else 0.0,
+        f"credibility: rating {opinion.event_id} by {opinion.rater} was {what} by review "
+        f"{decision.event_id}",
+    )
+
+
+def _rows(
+    opinions: Sequence[Opinion], decisions: Sequence[Decision], settings: RewardSettings
+) -> list[tuple[Opinion, ...]]:
+    """Runs of negative ratings that are long enough, from one rater's ordered ``opinions``."""
+    runs: list[list[Opinion]] = [[]]
+    for opinion in opinions:
+        if opinion.value < 0 and not _upheld(opinion, decisions):
+            runs[-1].append(opinion)
+        else:
+            runs.append([])
+    return [tuple(run) for run in runs if len(run) >= settings.negatives_in_a_row]
+
+
+def _upheld(opinion: Opinion, decisions: Sequence[Decision]) -> bool:
+    decision = _decision_on(opinion, decisions)
+    return decision is not None and decision.upheld
+
+
+def _in_a_row(opinion: Opinion, rows: Iterable[tuple[Opinion, ...]]) -> Credibility | None:
+    for row in rows:
+        if opinion in row:
+            named = ", ".join(o.event_id for o in row[-MAX_NAMED:])
+            more = "… " if len(row) > MAX_NAMED else ""
+            return Credibility(
+                0.0,
+                f"credibility: rating {opinion.event_id} counts nothing until a review decides: "
+                f"{len(row)} negative ratings in a row by {opinion.rater} ({more}{named})",
+            )
+    return None
+
+
+def _departs(
+    opinions: Sequence[Opinion], decisions: Sequence[Decision], settings: RewardSettings
+) -> Credibility | None:
+    """Whether the rate up to the last of ``opinions`` departs from the one before."""
+    counted = [o for o in opinions if o is opinions[-1] or _counts(o, decisions)]
+    before, recent = counted[: -settings.rate_window], counted[-settings.rate_window :]
+    if len(before) < settings.rate_history_min:
+        return None
+    now, then = _negatives(recent), _negatives(before)
+    # Compared as whole numbers, so that exactly 30% does not depart by a rounding error.
+    difference = abs(now * len(before) - then * len(recent))
+    if difference <= settings.rate_departure * len(before) * len(recent) + 1e-9:
+        return None
+    last = opinions[-1]
+    weight = settings.rate_departure_weight
+    return Credibility(
+        weight,
+        f"credibility: rating {last.event_id} counts {weight:g}: {now} of the last {len(recent)} "
+        f"ratings by {last.rater} are negative, {then} of the {len(before)} before, more than "
+        f"{settings.rate_departure:.0%} apart",
+    )
+
+
+def _counts(opinion: Opinion, decisions: Sequence[Decision]) -> bool:
+    decision = _decision_on(opinion, decisions)
+    return decision is None or decision.upheld
+
+
+def _negatives(opinions: Iterable[Opinion]) -> int:
+    return sum(opinion.value < 0 for opinion in opinions)
+
+
+__all__ = [
+    "REVIEW_ATTRIBUTE",
+    "Decision",
+    "History",
+    "Opinion",
+    "RequestPlace",
+    "amend",
+    "judge",
+    "request_reviews",
+    "trim",
+]
