@@ -22,7 +22,10 @@ from enum import StrEnum
 from rapidfuzz import fuzz
 
 MAX_CHARS = 2_000
-"""How much of a turn is read; what people say about a reply stands at its beginning."""
+"""How much of a turn is compared with earlier ones."""
+
+MAX_RULE_CHARS = 600
+"""How much of a turn the rules read; what people say about a reply stands at its beginning."""
 
 MAX_QUOTE_CHARS = 60
 
@@ -82,6 +85,7 @@ CORRECTION_EN = RuleSet(
         r"\bi (?:didn'?t|did not|never) (?:mean|want) to\b",
         r"(?:did|does)(?:n'?t| not) work (?:before|until|at first|earlier|yesterday)\b",
         r"\bnot (?:only|what you know)\b",
+        r"\b(?:he|she|they|who|people|some|many) (?:said?|says|think|thinks|claims?)\b[^,.!?;]*",
     ),
     patterns=(
         r"\b(?:that|this|it|answer|code|result|output|formula|date|number|link|translation|example)"
@@ -106,7 +110,9 @@ CORRECTION_EN = RuleSet(
         r"^not (?:quite |really |exactly )?(?:right|correct|true)\b",
         r"\bstill (?:wrong|incorrect|broken|failing|not (?:working|right|correct))\b",
         r"\bstill (?:get|gets|getting|see|throws?|fails? with)\b[^.!?;]{0,30}\berror\b",
-        r"\bwrong again\b",
+        r"\bwrong again\b|\b(?:bad|terrible|useless|wrong) answer\b",
+        _IT + r"(?:" + _IS + r" (?:not helpful|unhelpful|useless)| makes no sense)\b",
+        r"\byou (?:didn'?t|did not|still haven'?t) answer",
         r"^👎+$",
     ),
 )
@@ -125,12 +131,12 @@ CORRECTION_ZH = RuleSet(
         r"没有?用(?:过|到|户|的)|用不了(?:多|几)",
     ),
     patterns=(
-        r"不对|不正确|不准确",
+        r"不对|不正确|不准确|不[太大]对|回答是?错误|没有?回答我",
         r"(?:你|这|那|答案|结果|代码|公式|翻译|日期|数字)[^,。!?;]{0,6}(?:错了|错的|有误)",
         r"(?:理解|搞|弄|写|算|答|说|翻译|拼|看)错(?:了|[,。!]|$)",
         r"^错(?:了|误)?(?=[,。!;]|$)|还是错|又错|全错",
         r"答非所问|文不对题",
-        r"不是(?:这样|这个意思|那个意思|我(?:想|要|问|说|需))",
+        r"不是(?:这样|这个意思|那个意思|我(?:想|要|问|说|需))|^不是这个(?=[,。!;]|$)",
         r"^不(?:是)?,",
         r"我(?:说|问|要|指|想要|想问|需要)的(?:不)?是",
         r"我没有?(?:问|说|要你|让你)|我不是(?:问|说|要|让你)",
@@ -158,7 +164,7 @@ CONFIRMATION_EN = RuleSet(
         r"(?: \w+){0,2} (?:that|this|it|everything|you)\b[^,.!?;]*",
         r"(?:^|[.,!?;] ?)(?:does|did|is|was|has|can|could|will|would)(?: \w+){0,2}"
         r" (?:that|this|it|everything)\b[^,.!?;]*",
-        r"\bworks (?:by|as|like|in|on|when|at|under)\b",
+        r"\bworks (?:by|as|like(?! a charm)|in|on|when|at|under)\b",
         r"\b(?:works|correct|right|perfect|makes sense)\s*\?",
         r"\bmakes sense to\b|\buseful (?:for|to|when|in)\b|\bhelpful (?:for|to|if)\b",
         r"\bright (?:there|here|now|next|before|after|angle|side|hand)\b",
@@ -173,7 +179,8 @@ CONFIRMATION_EN = RuleSet(
         r" (?:works?|worked|fixed (?:it|that|this)|solved (?:it|that|my|the)"
         r"|did (?:it|the trick)|does (?:it|the trick)|makes (?:perfect |more |a lot of )?sense"
         r"|clears? (?:it|that|things|this) up|answer(?:s|ed) my question)\b",
-        r"\b(?:that|this)(?: \w+ly)? help(?:s|ed)\b",
+        r"\b(?:that|this)(?: \w+ly)? help(?:s|ed)\b|\bi (?:understand|see) now\b",
+        _IT + _IS + r"(?: exactly| just)? what i (?:wanted|needed|meant)\b",
         r"\bexactly (?:what|the \w+) i (?:needed|need|wanted|want|was looking for|meant|asked)\b",
         _IT + _IS + r"(?: \w+ly| very| so| just)* (?:perfect|great|excellent|awesome|amazing"
         r"|brilliant|helpful|wonderful|fantastic|correct|right|spot on|useful|it|working)\b",
@@ -206,16 +213,17 @@ CONFIRMATION_ZH = RuleSet(
         r"^(?:没错|正确|对的|完美|太好了|太棒了|很好|非常好|不错)[^。!?]*(?:但|不过|可是|然而|只是)",
     ),
     patterns=(
-        r"可以了|搞定了?|解决了",
+        r"可以了(?!解)|可以用了|搞定了?|解决了(?=[,。!;~]|$|谢|多谢|感谢|我的|这个问题)",
+        r"(?:这次|这下|终于)(?:对|好|行)了",
         r"成功了|(?:运行|编译|测试|安装)成功|跑通了|能[用跑]了|好使了",
         r"(?:很|非常|挺|太|真|十分|特别|确实|对我)(?:有用|有帮助|管用|好用)|帮了?我?(?:大忙|很大的忙)",
         r"正是我(?:想|需|要|找)|就是(?:这样|这个|我想要的)(?=[,。!;了]|$)",
-        r"^(?:没错|正确|对的|对对对|完全正确|完美|太好了|太棒了|很好|非常好|好极了|太赞了|不错)"
+        r"^(?:没错|正确|对的|对对对|完全正确|完美|太好了|太棒了|很好|非常好|好极了|太赞了|不错|厉害)"
         r"(?=[,。!;~]|$|谢|多谢|感谢)",
         r"(?:明白|懂|清楚)了(?=[,。!;~]|$|谢|多谢|感谢)",
         r"(?:回答|解释|讲|说)得?(?:很|非常|真|太)(?:好|棒|清楚|详细|准确|到位)|你?说得?对(?=[,。!;]|$)",
         r"效果(?:很好|不错|非常好)",
-        r"^(?:(?:好的?|嗯+|ok|行|明白)[,。! ]*)?"
+        r"^(?:(?:好[的了]?|嗯+|ok|行|明白|可以|对|是的)[,。! ]*)?"
         r"(?:谢谢|多谢|感谢|谢了|(?:非常|十分|太)感谢)(?:你|您|啦|了|的(?:帮助|回答|解答)|[!。~])*$",
         r"^[👍👌💯]+$",
     ),
@@ -233,15 +241,15 @@ DIRECTIVE_EN = RuleSet(
     patterns=(
         r"\buse [^.!?;]{1,60}? instead\b",
         r"\binstead of [^.!?;]{1,80}?,? (?:please )?(?:use|write|say|give|try)\b",
-        r"\bplease use\b|\bplease stick to\b",
+        r"\bplease (?:use|stick to)\b|(?:^|[.,;:!?] ?)use [^.!?;]{1,60} please\b",
         _CLAUSE + r"(?:do not|don'?t|never|always|avoid|stop)"
         r" (?:us(?:e|ing)|writ(?:e|ing)|add(?:ing)?|includ(?:e|ing)|repeat(?:ing)?|mention(?:ing)?"
         r"|explain(?:ing)?|answer(?:ing)?|reply(?:ing)?|say(?:ing)?|giv(?:e|ing)|mak(?:e|ing)"
-        r"|put(?:ting)?|start(?:ing)?|end(?:ing)?|call(?:ing)?)\b",
+        r"|put(?:ting)?|start(?:ing)?|end(?:ing)?|call(?:ing)?|apologi[sz](?:e|ing))\b",
         _CLAUSE
         + r"(?:now )?(?:answer|reply|respond|write|rewrite|say|explain|format|output|return)"
         r"(?: it| that| this| everything)? (?:only |always )?(?:in|as|using) ",
-        r"\b(?:keep|make) (?:it|this|that|them|(?:your|the) (?:answers?|repl(?:y|ies)|responses?))"
+        r"\b(?:keep|make) (?:it|this|that|them|(?:your |the )?(?:answers?|repl(?:y|ies)))"
         r" (?:\w+ )?(?:short|shorter|brief|simple|simpler|concise|formal|informal|longer|polite"
         r"|friendl(?:y|ier)|under|below|more|less)\b",
         r"\b(?:from now on|going forward|next time)\b",
@@ -269,13 +277,13 @@ DIRECTIVE_ZH = RuleSet(
         r"请(?:用|以|改|换|使用|按|只|不要|别|务必|始终|直接|尽量|先)",
         r"改用|换成|改成|改为|换用|而不是",
         r"用(?:中文|英文|英语|日语|法语|表格|列表|[a-z+#]{2,12})[^,。!?;]{0,6}"
-        r"(?:回答|回复|写|说|输出|表示|实现)",
+        r"(?:回答|回复|写|说|输出|表示|实现)|^用(?:中文|英文|英语)(?=[,。!;]|$)",
         r"(?:^|[,。!;])(?:请|你应该|应该|你|要)?先[^,。!?;]{1,40}[,。;]?(?:然后|再|接着)",
         r"不要再?(?:用|使用|写|加|添加|说|给|出现|重复|输出|解释|超过|太)",
         r"(?:^|[,。!;])别再?(?:用|写|加|说|给|重复|输出|解释|太)",
         r"(?:以后|今后|下次|从现在开始|接下来)(?:请|都|要|不要|别|记得|回答|回复|直接)",
         r"应该(?:用|改|先|直接|使用)",
-        r"(?:简短|简洁|简单|正式|口语化|礼貌|通俗)(?:一点|一些|点)",
+        r"(?:简短|简洁|简单|正式|口语化|礼貌|通俗|短|长)(?:一点|一些|点)",
         r"(?:控制在|不要?超过)[\d一二三四五六七八九十百千]+",
     ),
 )
@@ -317,13 +325,19 @@ RULE_SETS: tuple[RuleSet, ...] = (
 @dataclass(frozen=True, slots=True)
 class _Compiled:
     signal: Signal
+    script: re.Pattern[str]
     masks: re.Pattern[str]
     patterns: re.Pattern[str]
+
+
+# A turn without any such character cannot match; 👍 and 👎 are in the rules of both.
+_SCRIPTS = {"en": re.compile("[a-z👍👌💯👎]"), "zh": re.compile("[一-鿿👍👌💯👎]")}
 
 
 def _compile(rules: RuleSet) -> _Compiled:
     return _Compiled(
         rules.signal,
+        _SCRIPTS[rules.language],
         re.compile("|".join(f"(?:{mask})" for mask in rules.masks)),
         re.compile("|".join(f"(?:{pattern})" for pattern in rules.patterns)),
     )
@@ -332,7 +346,8 @@ def _compile(rules: RuleSet) -> _Compiled:
 _COMPILED = tuple(_compile(rules) for rules in RULE_SETS)
 
 _SIMPLIFIED = str.maketrans(
-    "對錯謝請這問說還為樣決懂幫個時後讓沒會過", "对错谢请这问说还为样决懂帮个时后让没会过"
+    "對錯謝請這問說還為樣決幫個時後讓沒會過結題寫來嗎麼應該給從",
+    "对错谢请这问说还为样决帮个时后让没会过结题写来吗么应该给从",
 )
 _APOSTROPHES = str.maketrans("’‘`´", "''''")
 _CODE = re.compile(r"```.*?(?:```|$)", re.DOTALL)
@@ -362,10 +377,10 @@ def find(text: str) -> tuple[Match, ...]:
     Returns:
         Matches in the order of ``RULE_SETS``; repetition is never among them.
     """
-    normalised = normalise(text)
+    normalised = normalise(text)[:MAX_RULE_CHARS]
     found: dict[Signal, Match] = {}
     for rules in _COMPILED:
-        if rules.signal in found:
+        if rules.signal in found or not rules.script.search(normalised):
             continue
         hit = rules.patterns.search(rules.masks.sub(" ~ ", normalised))
         if hit is not None:

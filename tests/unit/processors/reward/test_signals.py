@@ -28,7 +28,10 @@ ENGLISH: list[tuple[str, set[Signal]]] = [
     ("I think that's incorrect", {C}),
     ("you forgot the second argument", {C}),
     ("👎", {C}),
+    ("You didn't answer my question", {C}),
+    ("this makes no sense", {C}),
     # look like corrections
+    ("Write a story about people who said that's wrong", set()),
     ("No problem, thanks", set()),
     ("no worries, take your time", set()),
     ("No thanks", set()),
@@ -63,6 +66,8 @@ ENGLISH: list[tuple[str, set[Signal]]] = [
     ("okay, got it", {OK}),
     ("the bug is fixed", {OK}),
     ("👍", {OK}),
+    ("works like a charm", {OK}),
+    ("That's what I wanted", {OK}),
     # look like confirmations
     ("Does that work?", set()),
     ("Explain how it works", set()),
@@ -125,6 +130,9 @@ CHINESE: list[tuple[str, set[Signal]]] = [
     ("谢谢，但是结果不对", {C}),
     ("代码跑不通", {C}),
     ("错了。", {C}),
+    ("結果錯了", {C}),
+    ("不太对", {C}),
+    ("你没有回答我的问题", {C}),
     # look like corrections
     ("不用了，谢谢", set()),
     ("不，谢谢", set()),
@@ -154,6 +162,7 @@ CHINESE: list[tuple[str, set[Signal]]] = [
     ("完美！", {OK}),
     ("运行成功", {OK}),
     ("謝謝", {OK}),
+    ("这次对了", {OK}),
     # look like confirmations
     ("这样就可以了吗？", set()),
     ("还没解决", {C}),
@@ -164,6 +173,8 @@ CHINESE: list[tuple[str, set[Signal]]] = [
     ("系统里有用户表", set()),
     ("正确的做法是什么", set()),
     ("还不清楚", set()),
+    ("可以了解一下吗", set()),
+    ("解决了温饱问题的国家有哪些", set()),
     ("你明白了吗", set()),
     # directives
     ("请用中文回答", {D}),

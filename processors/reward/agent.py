@@ -1,0 +1,161 @@
+"""The reward processor's shell over its pure machine: decode, step, hand over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from processors.reward import codec as state_codec
+from processors.reward import machine
+from processors.runtime import deadletters
+from processors.runtime.records import Outcome, Output, RawRecord, is_tick
+from streams import metrics as names
+from streams.contracts import DeadLetter, DeadLetterReason, ScoredSegment, TrajectorySegment
+from streams.errors import RecordError
+from streams.metrics import ProcessorMetrics
+from streams.serde import Codec
+from streams.settings import RewardSettings
+from streams.topics import DEAD_LETTERS, REVIEWS, SCORED, SEGMENTS
+
+STAGE = "reward"
+
+
+@dataclass(frozen=True, slots=True)
+class RewardTopics:
+    """The topics the reward processor works on."""
+
+    segments: str = SEGMENTS
+    scored: str = SCORED
+    reviews: str = REVIEWS
+    dead_letters: str = DEAD_LETTERS
+
+
+class RewardProcessor:
+    """One partition of the reward processor (``runtime.records.PartitionProcessor``).
+
+    Args:
+        partition: The input partition.
+        settings: Weights and filters.
+        codec: Reads and writes records.
+        metrics: Counters.
+        max_bytes: The largest record that outputs may be.
+        topics: Where records come from and go to.
+    """
+
+    def __init__(
+        self,
+        partition: int,
+        settings: RewardSettings,
+        codec: Codec,
+        metrics: ProcessorMetrics,
+        max_bytes: int,
+        topics: RewardTopics | None = None,
+    ) -> None:
+        self._partition = partition
+        self._settings = settings
+        self._codec = codec
+        self._metrics = metrics
+        self._max_bytes = max_bytes
+        self._topics = topics or RewardTopics()
+        self._state = machine.RewardState()
+        self._waiting: deque[RawRecord] = deque()
+        self._applied: dict[str, int] = {}
+
+    def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
+        """See ``PartitionProcessor``."""
+        self._state = machine.restore(
+            (state_codec.decode_key(key), state_codec.decode_entry(value)) for key, value in entries
+        )
+        if meta:
+            self._state.clock_ms = int.from_bytes(meta, "big")
+
+    def feed(self, topic: str, records: Sequence[RawRecord]) -> None:
+        """See ``PartitionProcessor``."""
+        self._waiting.extend(records)
+
+    def drain(self, limit: int) -> Outcome:
+        """See ``PartitionProcessor``.
+
+        Raises:
+            SchemaError: The schema registry cannot be reached.
+        """
+        outputs: list[Output] = []
+        count = min(limit, len(self._waiting))
+        for _ in range(count):
+            record = self._waiting.popleft()
+            outputs.extend(self._apply(record))
+            self._applied[record.topic] = record.offset
+        partition = str(self._partition)
+        self._metrics.set(names.OPEN_SESSIONS, len(self._state.users), partition=partition)
+        self._metrics.set(names.PARTITION_CLOCK, self._state.clock_ms / 1000, partition=partition)
+        return Outcome(
+            applied=dict(self._applied),
+            outputs=outputs,
+            changes=self._changes(),
+            meta=self._state.clock_ms.to_bytes(8, "big"),
+            records=count,
+            more=bool(self._waiting),
+        )
+
+    def buffered(self, topic: str) -> int:
+        """See ``PartitionProcessor``."""
+        return len(self._waiting)
+
+    def needs_tick(self, now_ms: int) -> bool:
+        """Never: with one input, what arrives is applied at once."""
+        return False
+
+    def _apply(self, record: RawRecord) -> list[Output]:
+        if is_tick(record):
+            return []
+        try:
+            segment = self._codec.decode(record.value, TrajectorySegment)
+        except RecordError as error:
+            return [self._dead(deadletters.of_record(record, error, STAGE))]
+        self._state, effects = machine.step(self._state, segment, self._settings)
+        if not effects:
+            self._metrics.add(names.DUPLICATES)
+        return [self._perform(effect, record) for effect in effects]
+
+    def _perform(self, effect: machine.Effect, record: RawRecord) -> Output:
+        key = effect.key.encode()
+        if isinstance(effect, machine.EmitReview):
+            self._metrics.add(names.REVIEWS)
+            topic = self._topics.reviews
+            return Output(topic=topic, key=key, value=self._codec.encode(effect.review, topic))
+        return self._scored(effect.scored, key, record)
+
+    def _scored(self, scored: ScoredSegment, key: bytes, record: RawRecord) -> Output:
+        self._metrics.add(names.SCORED, trainable=str(scored.trainable).lower())
+        if any(reward.reward != 0 for reward in scored.rewards):
+            self._metrics.add(names.NONZERO)
+        topic = self._topics.scored
+        value = self._codec.encode(scored, topic)
+        if len(key) + len(value) > self._max_bytes - deadletters.OVERHEAD_BYTES:
+            message = (
+                f"segment {scored.segment.segment_id} with its rewards has {len(value)} bytes, "
+                "more than fit a record; raise kafka.max_message_bytes and the topic's "
+                "max.message.bytes"
+            )
+            reason = DeadLetterReason.OVERSIZED
+            return self._dead(
+                deadletters.letter(record, reason, message, STAGE, scored.segment.closed_at)
+            )
+        return Output(topic=topic, key=key, value=value)
+
+    def _dead(self, dead: DeadLetter) -> Output:
+        self._metrics.add(names.DEAD_LETTERS, reason=dead.reason)
+        return deadletters.to_output(dead, self._codec, self._max_bytes, self._topics.dead_letters)
+
+    def _changes(self) -> dict[bytes, bytes | None]:
+        changed, forgotten = machine.take_changes(self._state)
+        changes: dict[bytes, bytes | None] = {
+            state_codec.encode_key(who): state_codec.encode_entry(user)
+            for who, user in changed.items()
+        }
+        changes.update((state_codec.encode_key(who), None) for who in sorted(forgotten))
+        return changes
+
+
+__all__ = ["RewardProcessor", "RewardTopics"]

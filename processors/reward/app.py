@@ -1,0 +1,52 @@
+"""Builds the reward processor's worker."""
+
+from __future__ import annotations
+
+from processors.reward.agent import STAGE, RewardProcessor, RewardTopics
+from processors.runtime.worker import WorkerSpec
+from streams.metrics import ProcessorMetrics
+from streams.serde import build_codec
+from streams.settings import Settings
+from streams.topics import REWARD_STATE
+
+APP_ID = "reward"
+
+
+def build_spec(
+    settings: Settings,
+    metrics: ProcessorMetrics,
+    *,
+    app_id: str = APP_ID,
+    topics: RewardTopics | None = None,
+    changelog: str = REWARD_STATE,
+) -> WorkerSpec:
+    """The reward processor as the runtime runs it.
+
+    Args:
+        settings: All settings.
+        metrics: Counters.
+        app_id: Consumer group, and prefix of its transactional ids.
+        topics: Other topics than the inventory's, for a shadow run.
+        changelog: Its state topic; a shadow run needs its own.
+
+    Raises:
+        SchemaError: A schema file is missing or broken.
+    """
+    names = topics or RewardTopics()
+    codec = build_codec(settings.schema_registry_url)
+
+    def make(partition: int, _partitions: int) -> RewardProcessor:
+        return RewardProcessor(
+            partition, settings.reward, codec, metrics, settings.kafka.max_message_bytes, names
+        )
+
+    return WorkerSpec(
+        app_id=app_id,
+        processor=STAGE,
+        inputs=(names.segments,),
+        outputs=(names.scored, names.reviews, names.dead_letters),
+        changelog=changelog,
+        ticks=False,
+        web_port=settings.worker.reward_web_port,
+        make_processor=make,
+    )
