@@ -118,7 +118,7 @@ class AdapterTable:
         base: The base model. It is wrapped in place and belongs to the table from here on.
         policy: The policy whose versions are served.
         keep_versions: How many adapters stay loaded when nothing uses them, the live one
-            included.
+            included; the last one loaded always does.
         metrics: Where it counts.
         clock: Tells when a version was loaded.
 
@@ -402,15 +402,27 @@ class AdapterTable:
             return self._deletable()
 
     def _deletable(self) -> list[PolicyVersion]:
-        idle = [
-            number
-            for number in self._loaded
-            if number != self._live.version and number not in self._users
+        kept = self._kept()
+        return [
+            version
+            for number, version in self._loaded.items()
+            if number != self._live.version
+            and number not in self._users
+            and (number in self._withdrawn or number not in kept)
         ]
-        surplus = len(self._loaded) - len(self._withdrawn) - self._keep_versions
-        oldest = [number for number in idle if number not in self._withdrawn][: max(surplus, 0)]
-        chosen = self._withdrawn.intersection(idle).union(oldest)
-        return [self._loaded[number] for number in self._loaded if number in chosen]
+
+    def _kept(self) -> set[int]:
+        """The live version and the last ones loaded, ``keep_versions`` together.
+
+        The very last one is kept in any case: it was loaded to go live, or to be asked for.
+        """
+        newest_first = [n for n in reversed(self._loaded) if n not in self._withdrawn]
+        kept = {self._live.version, *newest_first[:1]} - {0}
+        for number in newest_first:
+            if len(kept) >= self._keep_versions:
+                break
+            kept.add(number)
+        return kept
 
     def _delete(self, candidates: Sequence[PolicyVersion]) -> None:
         for version in candidates:
