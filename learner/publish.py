@@ -144,11 +144,12 @@ class Publisher:
         self._clock = clock
 
     def recover(self) -> None:
-        """Clear up what a crash left: remove orphan files, send unsent events.
+        """Finish what a crash interrupted: remove orphan files, send unsent events.
 
         Raises:
             BrokerError: An event could not be sent; it stays in the outbox.
         """
+        self._prune()
         known = self._registry.artifact_uris(self._policy)
         for uri in self._artifacts.remove_orphans(self._policy, known):
             log.info("removed what an unfinished update left uri=%s", uri)
@@ -196,9 +197,12 @@ class Publisher:
             self.send_unpublished()
         except BrokerError as error:
             log.warning("version %d is recorded, its event waits: %s", number, error)
+        self._prune()
+        return version
+
+    def _prune(self) -> None:
         for uri in self._registry.prune_checkpoints(self._policy, self._keep_checkpoints):
             self._artifacts.remove(uri)
-        return version
 
     def _version(
         self,

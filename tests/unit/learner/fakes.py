@@ -1,0 +1,196 @@
+"""Stand-ins that the learner's tests share: small, but doing real work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from learner.checkpoint import LearnerState
+from learner.kafka import Outgoing
+from learner.loop import Trained
+from learner.publish import BaseIdentity, FinishedUpdate
+from learner.window import Candidate
+from streams.contracts import (
+    ClosedBy,
+    ModelVersion,
+    ScoredSegment,
+    SourceRef,
+    Step,
+    StepReward,
+    TrajectorySegment,
+)
+from streams.errors import BrokerError
+from streams.serde import build_codec
+
+WEIGHTS = "adapter_model.safetensors"
+BASE = BaseIdentity(
+    model_id="fake",
+    model_digest="b" * 64,
+    tokenizer_digest="c" * 64,
+    template_digest="d" * 64,
+    adapter_rank=2,
+    adapter_alpha=4.0,
+)
+
+
+def scored(
+    segment_id: str,
+    *,
+    revision: int = 0,
+    trainable: bool = True,
+    policy: str = "default",
+    tokens: int = 4,
+    reward: float = 1.0,
+    policy_version: int | None = None,
+) -> ScoredSegment:
+    """A segment of one step with ``tokens`` reply tokens."""
+    step = Step(
+        turn_id=f"{segment_id}-t",
+        reply="reply",
+        event_time=1_000,
+        token_ids=tuple(range(tokens)),
+        policy_version=policy_version,
+    )
+    segment = TrajectorySegment(
+        segment_id=segment_id,
+        revision=revision,
+        session_id=f"session-{segment_id}",
+        source="test",
+        ordinal=0,
+        closed_by=ClosedBy.END,
+        closed_at=2_000,
+        first_closed_at=2_000,
+        settle_ms=0,
+        first_event_time=1_000,
+        last_event_time=1_000,
+        digest="0" * 64,
+        policy=policy,
+        steps=(step,),
+    )
+    return ScoredSegment(
+        segment=segment,
+        formula_id="test",
+        config_hash="0" * 64,
+        trainable=trainable,
+        untrainable_reason=None if trainable else "all rewards are 0",
+        rewards=(StepReward(turn_id=step.turn_id, reward=reward),),
+    )
+
+
+def at(offset: int, partition: int = 0, topic: str = "scored") -> SourceRef:
+    """Coordinates."""
+    return SourceRef(topic=topic, partition=partition, offset=offset)
+
+
+class FakeTrainer:
+    """One weight vector, moved by the mean reward and noise through a real optimizer."""
+
+    def __init__(self) -> None:
+        self.weights = torch.nn.Parameter(torch.zeros(3))
+        self.optimizer = torch.optim.Adam([self.weights], lr=0.1)
+        self.steps = 0
+        self.kl = 0.01
+        self.poison = False
+        self.trained_on: list[tuple[str, ...]] = []
+
+    @property
+    def base(self) -> BaseIdentity:
+        return BASE
+
+    def train(self, segments: Sequence[ScoredSegment], current_version: int) -> Trained | None:
+        usable = [s for s in segments if s.rewards[0].reward != 0]
+        if not usable:
+            return None
+        mean = sum(s.rewards[0].reward for s in usable) / len(usable)
+        self.optimizer.zero_grad()
+        (-(self.weights * (mean + torch.rand(3))).sum()).backward()
+        self.optimizer.step()
+        if self.poison:
+            self.weights.data[0] = float("nan")
+        self.steps += 1
+        self.trained_on.append(tuple(s.segment.segment_id for s in usable))
+        return Trained(
+            metrics={"approx_kl": self.kl, "mean_reward": mean, "parent": float(current_version)},
+            optimizer_step=self.steps,
+            used=frozenset(self.trained_on[-1]),
+        )
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return {
+            "weights": self.weights.data,
+            "optimizer": self.optimizer.state_dict(),
+            "steps": self.steps,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.weights.data.copy_(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.steps = state["steps"]
+
+    def save_adapter(self, folder: Path) -> None:
+        save_file({"weights": self.weights.data}, str(folder / WEIGHTS))
+        (folder / "adapter_config.json").write_text("{}", encoding="utf-8")
+
+
+@dataclass
+class FakeWriter:
+    """Keeps what it is given; fails ``failures`` times first."""
+
+    records: list[Outgoing] = field(default_factory=list)
+    failures: int = 0
+    on_write: Callable[[], None] = lambda: None
+
+    def write(self, records: Sequence[Outgoing]) -> None:
+        self.on_write()
+        if self.failures:
+            self.failures -= 1
+            raise BrokerError("Kafka is away")
+        self.records.extend(records)
+
+    def versions(self) -> list[ModelVersion]:
+        """The version events written, decoded."""
+        codec = build_codec()
+        return [codec.decode(record.value, ModelVersion) for record in self.records]
+
+
+def candidates(ids: Iterable[str]) -> tuple[Candidate, ...]:
+    """One candidate per id, at offsets from 0."""
+    return tuple(
+        Candidate(ref=at(offset), scored=scored(segment_id), uses=0)
+        for offset, segment_id in enumerate(ids)
+    )
+
+
+def finished(trainer: FakeTrainer, **changes: Any) -> FinishedUpdate:
+    """An update by ``trainer`` on two segments, offsets 0 to 2, ready to be published."""
+    before = LearnerState.capture(trainer.state_dict())
+    used = candidates(("a", "b"))
+    trained = trainer.train([c.scored for c in used], 0)
+    assert trained is not None
+    made = FinishedUpdate(
+        metrics=trained.metrics,
+        optimizer_step=trained.optimizer_step,
+        used=used,
+        since=(at(0),),
+        positions=(at(2),),
+        window=(at(0), at(1)),
+        rng=b"[]",
+        sealed_at=5,
+        reason="enough_segments",
+        config_hash="e" * 64,
+        save_adapter=trainer.save_adapter,
+        before=before,
+        after=LearnerState.capture(trainer.state_dict()),
+    )
+    return replace(made, **changes)
+
+
+def stored_weights(folder: Path) -> list[float]:
+    """The weights that ``FakeTrainer.save_adapter`` wrote."""
+    values: list[float] = load_file(str(folder / WEIGHTS))["weights"].tolist()
+    return values

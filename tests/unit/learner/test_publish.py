@@ -1,0 +1,264 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from learner.checkpoint import LearnerState
+from learner.publish import (
+    Publisher,
+    behaviour_versions,
+    event_id,
+    offset_ranges,
+    sanity_gate,
+    segments_digest,
+    settings_hash,
+)
+from learner.window import Candidate
+from streams.clock import ManualClock
+from streams.contracts import ModelVersion, OffsetRange, VersionStatus
+from streams.errors import ArtifactError
+from streams.registry import ArtifactStore, Registry, verify
+from streams.serde import build_codec
+from streams.settings import LearnerSettings, ModelSettings
+from tests.unit.learner.crash_driver import FileWriter, open_publisher
+from tests.unit.learner.fakes import (
+    BASE,
+    FakeTrainer,
+    FakeWriter,
+    at,
+    candidates,
+    finished,
+    scored,
+    stored_weights,
+)
+
+MakePublisher = Callable[[], Publisher]
+
+
+@pytest.fixture
+def registry(tmp_path: Path) -> Registry:
+    return Registry.open(f"sqlite:///{tmp_path}/registry.db")
+
+
+@pytest.fixture
+def writer() -> FakeWriter:
+    return FakeWriter()
+
+
+@pytest.fixture
+def publisher(tmp_path: Path, registry: Registry, writer: FakeWriter) -> Publisher:
+    return Publisher(
+        registry=registry,
+        artifacts=ArtifactStore.open(str(tmp_path / "artifacts")),
+        writer=writer,
+        codec=build_codec(),
+        topic="versions",
+        policy="default",
+        base=BASE,
+        max_kl=0.5,
+        kl_metric="approx_kl",
+        keep_checkpoints=2,
+        clock=ManualClock(1_000),
+    )
+
+
+def test_a_good_update_goes_live(
+    publisher: Publisher, registry: Registry, writer: FakeWriter
+) -> None:
+    trainer = FakeTrainer()
+    first = publisher.publish(finished(trainer))
+    second = publisher.publish(finished(trainer, since=(at(2),), positions=(at(9),)))
+    assert [first.status, second.status] == [VersionStatus.LIVE, VersionStatus.LIVE]
+    assert (first.version, first.parent, first.previous_live) == (1, None, None)
+    assert (second.version, second.parent, second.previous_live) == (2, 1, 1)
+    assert second.source_offsets == (OffsetRange(topic="scored", partition=0, start=2, end=9),)
+    assert all(decision.passed for decision in second.gate)
+    assert registry.live("default") == 2
+    assert writer.versions() == [first, second]
+    assert [record.key for record in writer.records] == [b"default", b"default"]
+    assert registry.unpublished() == ()
+
+
+def test_the_adapter_can_be_read_from_the_event(publisher: Publisher, writer: FakeWriter) -> None:
+    trainer = FakeTrainer()
+    publisher.publish(finished(trainer))
+    (event,) = writer.versions()
+    assert event.adapter_uri is not None
+    folder = verify(event.adapter_uri, event.adapter_files)
+    assert stored_weights(folder) == trainer.weights.tolist()
+    assert sorted(event.adapter_files) == ["adapter_config.json", "adapter_model.safetensors"]
+
+
+@pytest.mark.parametrize("poison", [True, False])
+def test_a_bad_update_is_rejected_and_leaves_the_live_one(
+    poison: bool, publisher: Publisher, registry: Registry, writer: FakeWriter
+) -> None:
+    trainer = FakeTrainer()
+    publisher.publish(finished(trainer))
+    good = trainer.weights.tolist()
+    trainer.poison, trainer.kl = poison, 0.01 if poison else 0.6
+    rejected = publisher.publish(finished(trainer))
+    failed = [decision.name for decision in rejected.gate if not decision.passed]
+    assert rejected.status is VersionStatus.REJECTED
+    assert failed == ["finite_weights" if poison else "kl"]
+    assert rejected.reason is not None
+    assert rejected.reason.startswith("rejected by")
+    assert registry.live("default") == 1
+    assert writer.versions()[-1] == rejected
+    resumed = registry.latest_checkpoint("default")
+    assert resumed is not None
+    assert resumed.version == 2
+    assert LearnerState.read(resumed).restore()["weights"].tolist() == good
+
+
+def test_the_parent_is_the_newest_that_was_not_rejected(publisher: Publisher) -> None:
+    trainer = FakeTrainer()
+    publisher.publish(finished(trainer))
+    trainer.kl = 9.0
+    publisher.publish(finished(trainer))
+    trainer.kl = 0.0
+    third = publisher.publish(finished(trainer))
+    assert (third.version, third.parent, third.previous_live) == (3, 1, 1)
+
+
+def test_a_metric_that_is_not_finite_rejects_and_is_not_stored(publisher: Publisher) -> None:
+    metrics = {"approx_kl": 0.0, "loss": float("nan"), "other": float("inf")}
+    version = publisher.publish(replace(finished(FakeTrainer()), metrics=metrics))
+    (decision,) = [d for d in version.gate if not d.passed]
+    assert decision.detail == "not finite: loss=nan, other=inf"
+    assert version.metrics == {"approx_kl": 0.0}
+
+
+def test_an_event_waits_while_kafka_is_away(
+    publisher: Publisher, registry: Registry, writer: FakeWriter
+) -> None:
+    writer.failures = 1
+    version = publisher.publish(finished(FakeTrainer()))
+    assert registry.unpublished() == (version,)
+    assert publisher.send_unpublished() == 1
+    assert writer.versions() == [version]
+    assert publisher.send_unpublished() == 0
+
+
+def test_only_the_newest_checkpoints_keep_their_files(
+    tmp_path: Path, publisher: Publisher, registry: Registry
+) -> None:
+    trainer = FakeTrainer()
+    for _ in range(4):
+        publisher.publish(finished(trainer))
+    names = sorted(path.name for path in (tmp_path / "artifacts" / "default").iterdir())
+    assert names == ["learner-v3", "learner-v4", *(f"policy-v{n}" for n in range(1, 5))]
+    publisher.recover()
+    assert len(registry.versions("default")) == 4
+
+
+def test_recover_removes_what_nobody_refers_to(tmp_path: Path, publisher: Publisher) -> None:
+    publisher.publish(finished(FakeTrainer()))
+    folder = tmp_path / "artifacts" / "default"
+    (folder / ".writing-policy-v2").mkdir()
+    (folder / "policy-v2").mkdir()
+    publisher.recover()
+    assert sorted(path.name for path in folder.iterdir()) == ["learner-v1", "policy-v1"]
+
+
+def test_a_crash_before_any_operation_leaves_exactly_one_version(tmp_path: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "tests.unit.learner.crash_driver", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    complete = int(result.stdout)
+    # Two folders of one or two files, a commit for the record and one for the mark, a send.
+    assert complete > 12
+    outcomes = [_restart(tmp_path / str(n)) for n in range(1, complete + 1)]
+    assert set(outcomes) == {"published", "to do again"}
+    assert outcomes == sorted(outcomes, reverse=True), "the crash after the commit is the divide"
+
+
+def _restart(folder: Path) -> str:
+    """Recover from one crash and check what is there; what had become of the update."""
+    registry, publisher = open_publisher(folder)
+    publisher.recover()
+    outcome = "published"
+    if registry.next_version("default") == 2:
+        outcome = "to do again"
+        publisher.publish(finished(FakeTrainer()))
+    assert [v.version for v in registry.versions("default")] == [1, 2]
+    assert registry.live("default") == 2
+    assert registry.unpublished() == ()
+    assert [use.segment_id for use in registry.lineage("default", 2)] == ["a", "b"]
+    checkpoint = registry.latest_checkpoint("default")
+    assert checkpoint is not None
+    assert checkpoint.version == 2
+    LearnerState.read(checkpoint).restore()
+    _check_events(folder, registry)
+    folders = sorted(path.name for path in (folder / "artifacts" / "default").iterdir())
+    assert folders == ["learner-v2", "policy-v1", "policy-v2"]
+    registry.close()
+    return outcome
+
+
+def _check_events(folder: Path, registry: Registry) -> None:
+    values = FileWriter(folder / "topic").values()
+    events = [build_codec().decode(value, ModelVersion) for value in values]
+    assert len(set(values)) == len({event.event_id for event in events}) == 2
+    assert [event.version for event in events] == sorted(event.version for event in events)
+    for event in events:
+        assert event.adapter_uri is not None
+        verify(event.adapter_uri, event.adapter_files)
+    assert registry.get("default", 2) == events[-1]
+
+
+def test_the_gate_needs_its_metric_and_weights(tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="holds no weights"):
+        sanity_gate({"approx_kl": 0.0}, tmp_path, kl_metric="approx_kl", max_kl=1.0)
+    FakeTrainer().save_adapter(tmp_path)
+    gate = sanity_gate({}, tmp_path, kl_metric="approx_kl", max_kl=1.0)
+    assert [d.name for d in gate if not d.passed] == ["kl"]
+
+
+@pytest.mark.parametrize(("kl", "passed"), [(1.0, True), (1.001, False), (float("nan"), False)])
+def test_the_kl_bound_is_inclusive(kl: float, passed: bool, tmp_path: Path) -> None:
+    FakeTrainer().save_adapter(tmp_path)
+    gate = sanity_gate({"approx_kl": kl}, tmp_path, kl_metric="approx_kl", max_kl=1.0)
+    assert gate[-1].passed is passed
+
+
+def test_the_digest_depends_on_ids_and_revisions_not_on_order() -> None:
+    used = candidates(("a", "b"))
+    changed = Candidate(ref=at(0), scored=scored("a", revision=1), uses=0)
+    assert segments_digest(used) == segments_digest(used[::-1])
+    assert segments_digest(used) != segments_digest((changed, used[1]))
+
+
+def test_behaviour_versions_count_steps() -> None:
+    used = [
+        Candidate(ref=at(n), scored=scored(str(n), policy_version=version), uses=0)
+        for n, version in enumerate([0, 3, None, 3])
+    ]
+    assert behaviour_versions(used) == {"0": 1, "3": 2, "unknown": 1}
+
+
+def test_offset_ranges_join_up() -> None:
+    ranges = offset_ranges((at(4, 0), at(2, 1)), (at(7, 1), at(4, 0), at(3, 2)))
+    assert [(r.partition, r.start, r.end) for r in ranges] == [(0, 4, 4), (1, 2, 7), (2, 0, 3)]
+
+
+def test_event_ids_differ_by_policy_version_and_ordinal() -> None:
+    made = {event_id(p, v, o) for p in ("a", "b") for v in (1, 2) for o in (0, 1)}
+    assert len(made) == 8
+    assert event_id("a", 1, 0) == event_id("a", 1, 0)
+
+
+def test_the_settings_hash_follows_the_values() -> None:
+    same = settings_hash(LearnerSettings(), ModelSettings())
+    assert same == settings_hash(LearnerSettings(seed=0), ModelSettings())
+    assert same != settings_hash(LearnerSettings(seed=1), ModelSettings())

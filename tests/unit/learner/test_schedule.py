@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from learner.schedule import Rules, Schedule, Trigger, due
+from streams.clock import ManualClock
+from streams.settings import LearnerSettings
+
+RULES = Rules(
+    update_segments=256,
+    update_interval_ms=300_000,
+    update_max_interval_ms=1_800_000,
+    min_sample_size=64,
+)
+
+
+@pytest.mark.parametrize(
+    ("new", "available", "elapsed_ms", "expected"),
+    [
+        (256, 256, 300_000, Trigger.ENOUGH_SEGMENTS),
+        (255, 255, 300_000, None),
+        (256, 256, 299_999, None),
+        (1_000, 3_000, 5_000_000, Trigger.ENOUGH_SEGMENTS),
+        (255, 255, 1_799_999, None),
+        (255, 255, 1_800_000, Trigger.MAX_INTERVAL),
+        (1, 64, 1_800_000, Trigger.MAX_INTERVAL),
+        (1, 63, 1_800_000, None),
+        (63, 63, 10**12, None),
+        (0, 3_000, 10**12, None),
+        (256, 63, 10**12, None),
+    ],
+)
+def test_due(new: int, available: int, elapsed_ms: int, expected: Trigger | None) -> None:
+    assert (
+        due(RULES, new_segments=new, available_segments=available, elapsed_ms=elapsed_ms)
+        is expected
+    )
+
+
+def test_time_counts_from_the_start_and_then_from_the_last_seal() -> None:
+    clock = ManualClock(1_000)
+    schedule = Schedule(RULES, clock)
+    clock.advance(299_999)
+    assert schedule.due(new_segments=256, available_segments=256) is None
+    clock.advance(1)
+    assert schedule.due(new_segments=256, available_segments=256) is Trigger.ENOUGH_SEGMENTS
+    assert schedule.restart() == 301_000
+    assert schedule.due(new_segments=256, available_segments=256) is None
+
+
+def test_a_restart_of_the_process_does_not_restart_the_interval() -> None:
+    clock = ManualClock(400_000)
+    schedule = Schedule(RULES, clock, sealed_at_ms=100_000)
+    assert schedule.due(new_segments=256, available_segments=256) is Trigger.ENOUGH_SEGMENTS
+
+
+def test_rules_are_the_settings() -> None:
+    assert Rules.of(LearnerSettings()) == RULES

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from learner.window import Arrival, Candidate, Snapshot, Window, eligible, sample, segment_tokens
+from streams.contracts import Message, Role, ScoredSegment, SourceRef
+from tests.unit.learner.fakes import at, candidates, scored
+
+MAX_SEGMENTS, MAX_TOKENS, MAX_USES = 4, 40, 2
+
+
+def window(**changes: int) -> Window:
+    limits = {"max_segments": MAX_SEGMENTS, "max_tokens": MAX_TOKENS, "max_uses": MAX_USES}
+    return Window(**{**limits, **changes})
+
+
+def ids(snapshot: Snapshot) -> list[str]:
+    return [c.scored.segment.segment_id for c in snapshot.candidates]
+
+
+@dataclass
+class Naive:
+    """The window's rules, told again over plain lists, oldest first."""
+
+    held: list[tuple[SourceRef, ScoredSegment]] = field(default_factory=list)
+    marks: list[tuple[SourceRef, ScoredSegment]] = field(default_factory=list)
+    unsealed: set[SourceRef] = field(default_factory=set)
+    uses: Counter[str] = field(default_factory=Counter)
+    added: list[SourceRef] = field(default_factory=list)
+
+    def add(self, ref: SourceRef, new: ScoredSegment) -> None:
+        segment = new.segment
+        same = [s for _, s in self.held + self.marks if s.segment.segment_id == segment.segment_id]
+        if any(s.segment.revision >= segment.revision for s in same):
+            return
+        self.held = [h for h in self.held if h[1] not in same]
+        self.marks = [m for m in self.marks if m[1] not in same]
+        self.added.append(ref)
+        if new.trainable:
+            self.held.append((ref, new))
+            self.unsealed.add(ref)
+        else:
+            self.marks.append((ref, new))
+        self.held = self.held[-MAX_SEGMENTS:]
+        self.marks = self.marks[-MAX_SEGMENTS:]
+        while len(self.held) > 1 and sum(segment_tokens(s) for _, s in self.held) > MAX_TOKENS:
+            self.held.pop(0)
+        here = {s.segment.segment_id for _, s in self.held}
+        self.uses = Counter({i: n for i, n in self.uses.items() if i in here})
+
+    def refs(self) -> list[SourceRef]:
+        here = {ref for ref, _ in self.held + self.marks}
+        return [ref for ref in self.added if ref in here]
+
+
+ARRIVALS = st.tuples(
+    st.just("add"),
+    st.integers(0, 6),
+    st.integers(0, 3),
+    st.booleans(),
+    st.integers(0, 30),
+)
+OPERATIONS = st.lists(st.one_of(ARRIVALS, st.just(("seal",)), st.just(("use",))), max_size=40)
+
+
+@given(OPERATIONS)
+def test_behaves_as_the_naive_model(operations: list[tuple[object, ...]]) -> None:
+    real, naive = window(), Naive()
+    for offset, operation in enumerate(operations):
+        match operation:
+            case ("add", int(number), int(revision), bool(trainable), int(tokens)):
+                arrival = scored(
+                    f"s{number}", revision=revision, trainable=trainable, tokens=tokens
+                )
+                real.add(at(offset), arrival)
+                naive.add(at(offset), arrival)
+            case ("seal",):
+                snapshot = real.seal()
+                assert snapshot.new_segments == _news(naive)
+                assert [c.ref for c in snapshot.candidates] == [ref for ref, _ in naive.held]
+                assert [c.scored for c in snapshot.candidates] == [s for _, s in naive.held]
+                assert list(snapshot.refs) == naive.refs()
+                naive.unsealed.clear()
+            case _:
+                used = real.segment_ids()[:2]
+                real.record_use(used)
+                naive.uses.update(used)
+        assert len(real) == len(naive.held)
+        assert real.tokens == sum(segment_tokens(s) for _, s in naive.held)
+        assert real.new_segments == _news(naive)
+        assert real.available_segments == sum(
+            naive.uses[s.segment.segment_id] < MAX_USES for _, s in naive.held
+        )
+
+
+def _news(naive: Naive) -> int:
+    return sum(ref in naive.unsealed for ref, _ in naive.held)
+
+
+@given(OPERATIONS)
+def test_is_rebuilt_from_the_records_it_names(operations: list[tuple[object, ...]]) -> None:
+    real, log = window(), {}
+    for offset, operation in enumerate(operations):
+        if operation[0] != "add":
+            continue
+        _, number, revision, trainable, tokens = operation
+        log[at(offset)] = scored(
+            f"s{number}",
+            revision=int(str(revision)),
+            trainable=bool(trainable),
+            tokens=int(str(tokens)),
+        )
+        real.add(at(offset), log[at(offset)])
+    before = real.seal()
+    rebuilt = window()
+    for ref in before.refs:
+        rebuilt.add(ref, log[ref])
+    after = rebuilt.seal()
+    assert after.candidates == before.candidates
+    assert after.refs == before.refs
+
+
+def test_a_revision_takes_its_predecessors_place_as_news() -> None:
+    held = window()
+    held.add(at(0), scored("a"))
+    held.add(at(1), scored("b"))
+    held.seal()
+    assert held.add(at(2), scored("a", revision=1)) is Arrival.REPLACED
+    assert held.new_segments == 1
+    assert ids(held.seal()) == ["b", "a"]
+
+
+@pytest.mark.parametrize("revision", [0, 1])
+def test_an_equal_or_lower_revision_changes_nothing(revision: int) -> None:
+    held = window()
+    held.add(at(0), scored("a", revision=1))
+    assert held.add(at(1), scored("a", revision=revision)) is Arrival.STALE
+    assert [c.ref for c in held.seal().candidates] == [at(0)]
+
+
+def test_a_segment_that_is_no_longer_trainable_leaves_and_stays_away() -> None:
+    held = window()
+    held.add(at(0), scored("a"))
+    assert held.add(at(1), scored("a", revision=1, trainable=False)) is Arrival.UNTRAINABLE
+    assert held.add(at(2), scored("a")) is Arrival.STALE
+    assert len(held) == 0
+    assert held.new_segments == 0
+
+
+def test_the_newest_stays_however_large() -> None:
+    held = window()
+    held.add(at(0), scored("a"))
+    held.add(at(1), scored("b", tokens=MAX_TOKENS + 1))
+    assert ids(held.seal()) == ["b"]
+
+
+def test_a_snapshot_does_not_change() -> None:
+    held = window()
+    held.add(at(0), scored("a"))
+    snapshot = held.seal()
+    held.add(at(1), scored("a", revision=1))
+    held.record_use(["a"])
+    assert snapshot.candidates == (Candidate(ref=at(0), scored=scored("a"), uses=0),)
+
+
+def test_a_used_up_segment_is_not_eligible() -> None:
+    held = window()
+    held.add(at(0), scored("a"))
+    held.add(at(1), scored("b"))
+    held.restore_uses({"a": MAX_USES})
+    assert held.available_segments == 1
+    assert [c.ref for c in eligible(held.seal(), MAX_USES)] == [at(1)]
+
+
+def test_uses_follow_a_revision() -> None:
+    held = window()
+    held.add(at(0), scored("a"))
+    held.record_use(["a", "gone"])
+    held.add(at(1), scored("a", revision=1))
+    assert [c.uses for c in held.seal().candidates] == [1]
+
+
+def test_samples_uniformly_without_replacement() -> None:
+    drawn: Counter[str] = Counter()
+    rng = random.Random(3)
+    pool = candidates("abcdef")
+    for _ in range(3_000):
+        chosen = [c.scored.segment.segment_id for c in sample(pool, 2, rng)]
+        assert len(set(chosen)) == 2
+        drawn.update(chosen)
+    # 3,000 draws of 2 out of 6: mean 1,000, standard deviation 26.
+    assert all(abs(count - 1_000) < 130 for count in drawn.values())
+
+
+def test_a_sample_of_a_small_pool_is_the_pool() -> None:
+    pool = candidates("abc")
+    assert sorted(sample(pool, 10, random.Random(0)), key=lambda c: c.ref) == list(pool)
+
+
+def test_the_same_generator_draws_the_same() -> None:
+    pool = candidates("abcdef")
+    assert sample(pool, 3, random.Random(5)) == sample(pool, 3, random.Random(5))
+
+
+def test_tokens_are_counted_where_known_and_estimated_elsewhere() -> None:
+    from dataclasses import replace
+
+    known = scored("a", tokens=7)
+    (step,) = known.segment.steps
+    message = Message(turn_id="u", role=Role.USER, content="é" * 5, event_time=0)
+    text = replace(step, token_ids=None, reply="x" * 9, context=(message,))
+    estimated = replace(known, segment=replace(known.segment, steps=(text,)))
+    prompted = replace(step, prompt_token_ids=(1, 2, 3), context=(message,))
+    counted = replace(known, segment=replace(known.segment, steps=(prompted,)))
+    assert segment_tokens(known) == 7
+    assert segment_tokens(estimated) == 3 + 3
+    assert segment_tokens(counted) == 7 + 3
