@@ -18,6 +18,7 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
 
 from rapidfuzz import fuzz
 
@@ -363,7 +364,13 @@ def normalise(text: str) -> str:
     compatibility forms folded (full-width punctuation becomes ASCII), case folded, common
     traditional characters made simplified, white space collapsed; the first ``MAX_CHARS``.
     """
-    own = _QUOTED_LINE.sub(" ", _CODE.sub(" ", text[: 4 * MAX_CHARS]))
+    return _normalise(text[: 4 * MAX_CHARS])
+
+
+# A turn is read once for each reply before it: remembered for as long as its segment takes.
+@lru_cache(maxsize=256)
+def _normalise(text: str) -> str:
+    own = _QUOTED_LINE.sub(" ", _CODE.sub(" ", text))
     folded = unicodedata.normalize("NFKC", own.translate(_APOSTROPHES)).casefold()
     spaced = _SPACE.sub(" ", folded.translate(_SIMPLIFIED)).strip()
     return _SPACE_BESIDE_CHINESE.sub("", spaced)[:MAX_CHARS]
@@ -439,7 +446,11 @@ def repeats(text: str, earlier: Sequence[str], threshold: float) -> float | None
 
 
 def _content(text: str) -> tuple[str, ...]:
-    plain = normalise(text)
+    return _content_of(normalise(text))
+
+
+@lru_cache(maxsize=256)
+def _content_of(plain: str) -> tuple[str, ...]:
     for variant, word in _SAME_WORDS:
         plain = plain.replace(variant, word)
     return tuple(t for t in _TOKEN.findall(plain)[:MAX_TOKENS] if t not in _FILLER)
@@ -475,6 +486,7 @@ def _has_counterpart(token: str, others: tuple[str, ...]) -> bool:
 
 __all__ = [
     "MAX_CHARS",
+    "MAX_RULE_CHARS",
     "MIN_CONTENT",
     "RULE_SETS",
     "Match",
