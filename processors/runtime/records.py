@@ -62,7 +62,7 @@ class Output:
     key: bytes | None
     value: bytes | None
     partition: int | None = None
-    headers: tuple[tuple[str, bytes], ...] = ()
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

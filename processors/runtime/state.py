@@ -14,6 +14,8 @@ A null value is an entry that was forgotten.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -238,28 +240,30 @@ class TransactionalWriter:
         producer = self._producer
         if producer is None:
             raise StateError(f"{self._transactional_id} is not started")
+        futures: list[asyncio.Future[Any]] = []
         try:
             await producer.begin_transaction()
-            futures = [await self._send(producer, output) for output in outputs]
+            for output in outputs:
+                futures.append(await self._send(producer, output))  # noqa: PERF401
             for key, value in changes.items():
                 futures.append(await self._send_state(producer, ENTRY_PREFIX + key, value))
             futures.append(await self._send_state(producer, META_KEY, meta))
-            await producer.flush()
+            await producer.commit_transaction()
             for future in futures:
                 future.result()
-            await producer.commit_transaction()
         except KafkaError as error:
+            _mark_seen(futures)
             raise self._mapped(error) from error
 
     async def close(self) -> None:
         """Stop writing. A transaction left open is aborted by the next owner."""
         producer, self._producer = self._producer, None
         if producer is not None:
-            try:
+            # Fenced or without a broker it may raise; there is nothing left to save.
+            with contextlib.suppress(KafkaError):
                 await producer.stop()
-            except KafkaError:
-                # It was fenced or lost its broker; there is nothing left to save.
-                return
+            # A fenced producer leaves a waiter that nobody awaits.
+            _mark_seen([producer._txn_manager.wait_for_transaction_end()])
 
     async def _send(self, producer: AIOKafkaProducer, output: Output) -> Any:
         return await producer.send(
@@ -277,3 +281,9 @@ class TransactionalWriter:
         if isinstance(error, ProducerFenced | InvalidProducerEpoch):
             return FencedError(f"another worker took over {self._transactional_id}; this one stops")
         return StateError(f"cannot write as {self._transactional_id}: {error!r}")
+
+
+def _mark_seen(futures: Sequence[asyncio.Future[Any]]) -> None:
+    """Keep asyncio from reporting each record of a failed transaction once more."""
+    for future in futures:
+        future.add_done_callback(lambda done: done.cancelled() or done.exception())

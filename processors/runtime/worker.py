@@ -7,6 +7,7 @@ rebalance runs, given up when they went to another worker; a timer sends clock t
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import logging
 import sys
@@ -40,13 +41,15 @@ from streams.contracts import TICK_HEADER
 from streams.errors import ClawstreamError
 from streams.kafka.clients import resolve_bootstrap
 from streams.metrics import ProcessorMetrics
-from streams.settings import Settings
+from streams.settings import Settings, load_settings
 
 logger = logging.getLogger(__name__)
 
 TOPIC_QUEUE_BATCHES = 4
 HOLD_TIMEOUT_S = 20.0
 STATISTICS_INTERVAL_S = 5.0
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+CHATTY_LOGGERS = ("aiokafka", "faust", "mode")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,6 +377,39 @@ def run_worker(
     return _execute(worker)
 
 
+def main_of(
+    processor: str,
+    build_spec: Callable[[Settings, ProcessorMetrics], WorkerSpec],
+    argv: list[str] | None,
+) -> int:
+    """The command line of a processor: read settings, run its worker.
+
+    Returns:
+        The exit code: 0 after a clean stop, 1 after a failure, 2 for wrong arguments or
+        settings.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m processors.{processor}",
+        description=f"Run a {processor} worker until SIGTERM or SIGINT.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    for chatty in CHATTY_LOGGERS:
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    metrics = ProcessorMetrics(processor)
+    try:
+        settings = load_settings(arguments.config)
+        spec = build_spec(settings, metrics)
+    except ClawstreamError as error:
+        print(f"{processor}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return run_worker(spec, settings, metrics)
+
+
 def _with_address(settings: Settings) -> Settings:
     address = {"bootstrap_servers": resolve_bootstrap(settings)}
     return settings.model_copy(update={"kafka": settings.kafka.model_copy(update=address)})
@@ -402,4 +438,4 @@ def _execute(worker: BatchWorker) -> int:
     return 0
 
 
-__all__ = ["BatchWorker", "WorkerSpec", "run_worker"]
+__all__ = ["BatchWorker", "WorkerSpec", "main_of", "run_worker"]

@@ -10,9 +10,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import yaml
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from processors.runtime.records import Record
 
@@ -35,17 +36,17 @@ class WorkerProcess:
 
     def __init__(self, module: str, arguments: Sequence[str], log: Path) -> None:
         self.log = log
-        self._file = log.open("a", encoding="utf-8")
-        self._start = log.stat().st_size
         # What pytest set for itself is not the worker's.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
-            stdout=self._file,
-            stderr=subprocess.STDOUT,
-            cwd=ROOT,
-            env=environment,
-        )
+        with log.open("a", encoding="utf-8") as file:
+            self._start = log.stat().st_size
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", module, *arguments],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                cwd=ROOT,
+                env=environment,
+            )
 
     def output(self) -> str:
         """What it logged since it was started."""
@@ -64,14 +65,12 @@ class WorkerProcess:
         """SIGKILL, and wait for its end."""
         self.process.kill()
         self.process.wait(10)
-        self._file.close()
 
     def terminate(self, timeout_s: float = 20.0) -> tuple[int, float]:
         """SIGTERM; returns its exit code and the seconds it took to end."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
-        self._file.close()
         return code, time.monotonic() - began
 
 
@@ -133,10 +132,11 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
         for message in consumer.consume(5_000, 0.02):
-            if message.error() is not None:
-                if message.error().name() == "_PARTITION_EOF":
+            error = message.error()
+            if error is not None:
+                if error.name() == "_PARTITION_EOF":
                     return
-                raise AssertionError(str(message.error()))
+                raise AssertionError(str(error))
             yield Record(
                 topic=topic,
                 partition=partition,
@@ -144,6 +144,11 @@ def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[
                 timestamp=message.timestamp()[1],
                 key=message.key(),
                 value=message.value(),
-                headers=tuple((name, value) for name, value in message.headers() or ()),
+                headers=_headers(message),
             )
     raise AssertionError(f"{topic} {partition} could not be read to its end")
+
+
+def _headers(message: Message) -> tuple[tuple[str, bytes | None], ...]:
+    found: Any = message.headers() or ()
+    return tuple((name, value) for name, value in found)

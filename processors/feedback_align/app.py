@@ -1,0 +1,58 @@
+"""Builds the aligner's worker."""
+
+from __future__ import annotations
+
+from processors.feedback_align.agent import STAGE, AlignProcessor, AlignTopics
+from processors.runtime.worker import WorkerSpec
+from streams.metrics import ProcessorMetrics
+from streams.serde import build_codec
+from streams.settings import Settings
+from streams.topics import ALIGN_STATE
+
+APP_ID = "feedback_align"
+
+
+def build_spec(
+    settings: Settings,
+    metrics: ProcessorMetrics,
+    *,
+    app_id: str = APP_ID,
+    topics: AlignTopics | None = None,
+    changelog: str = ALIGN_STATE,
+) -> WorkerSpec:
+    """The aligner as the runtime runs it.
+
+    Args:
+        settings: All settings.
+        metrics: Counters.
+        app_id: Consumer group, and prefix of its transactional ids.
+        topics: Other topics than the inventory's, for a shadow run.
+        changelog: Its state topic; a shadow run needs its own.
+
+    Raises:
+        SchemaError: A schema file is missing or broken.
+    """
+    names = topics or AlignTopics()
+    codec = build_codec(settings.schema_registry_url)
+
+    def make(partition: int, partitions: int) -> AlignProcessor:
+        return AlignProcessor(
+            partition,
+            partitions,
+            settings.align,
+            codec,
+            metrics,
+            settings.kafka.max_message_bytes,
+            names,
+        )
+
+    return WorkerSpec(
+        app_id=app_id,
+        processor=STAGE,
+        inputs=(names.turns, names.feedback),
+        outputs=(names.segments, names.dead_letters),
+        changelog=changelog,
+        ticks=True,
+        web_port=settings.worker.align_web_port,
+        make_processor=make,
+    )
