@@ -5,7 +5,7 @@ outlives the process that started it, keeps its address over restarts where it c
 found again through the folder::
 
     <data_dir>/server.properties   what it was started with
-    <data_dir>/state.json          pid, start time and ports of the last start
+    <data_dir>/state.json          pid, start time and port of the last start
     <data_dir>/logs/server.log     its log (20 MB at most, three older ones kept)
     <data_dir>/logs/console.log    what the JVM itself says
     <data_dir>/data/               topics and metadata
@@ -42,6 +42,7 @@ STOP_TIMEOUT_S = 30.0
 _DEFAULT_MAX_MESSAGE_BYTES = 8 * 1024 * 1024
 _POLL_S = 0.05
 _PORT_ATTEMPTS = 3
+_PORT_PATIENCE_S = 2.0
 _TAIL_LINES = 20
 
 # C1 only and the serial collector: on two cores they start faster and leave the other core
@@ -69,6 +70,10 @@ appender.file.policies.size.type = SizeBasedTriggeringPolicy
 appender.file.policies.size.size = 20MB
 appender.file.strategy.type = DefaultRolloverStrategy
 appender.file.strategy.max = 3
+logger.broker.name = kafka.server.KafkaConfig
+logger.broker.level = warn
+logger.config.name = org.apache.kafka.common.config.AbstractConfig
+logger.config.level = warn
 rootLogger.level = info
 rootLogger.appenderRef.file.ref = file
 """
@@ -98,7 +103,6 @@ class _State:
     pid: int
     started_at_ms: int
     port: int
-    controller_port: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +186,13 @@ def start_kafka(
     jars = kafka_jars(on_step=on_step)
     with _locked(layout, timeout_s):
         running = kafka_status(layout.root)
-        if running is None:
+        if running is not None:
+            return _join_running(layout, running, port, timeout_s)
+        try:
             return _start_new(layout, jars, port, timeout_s, max_message_bytes, on_step)
-        return _join_running(layout, running, port, timeout_s)
+        except BaseException:
+            _end_all(layout)
+            raise
 
 
 def stop_kafka(data_dir: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
@@ -294,6 +302,7 @@ def _start_new(
         except _NotReadyError as error:
             # Between choosing a free port and listening on it another process may take it.
             if attempt < _PORT_ATTEMPTS and port is None and _lost_its_port(layout):
+                _end_all(layout)
                 continue
             raise BrokerError(f"Kafka {error}{_tails(layout)}") from None
     raise AssertionError("unreachable")
@@ -304,20 +313,14 @@ class _NotReadyError(Exception):
 
 
 def _launch(layout: _Layout, jars: Path, ports: tuple[int, int], timeout_s: float) -> RunningKafka:
-    """Spawn the node and wait for it; nothing of it is left if that fails."""
     pid = _spawn(layout, jars)
     try:
         started_at_ms = int(psutil.Process(pid).create_time() * 1000)
-        _write_state(layout, _State(pid, started_at_ms, *ports))
-        running = RunningKafka(
-            f"{HOST}:{ports[0]}", pid, layout.root, layout.log_file, started_at_ms
-        )
-        _wait_until_ready(layout, running, timeout_s)
     except psutil.NoSuchProcess:
         raise _NotReadyError("ended at once") from None
-    except BaseException:
-        _end(pid, 0.0)
-        raise
+    _write_state(layout, _State(pid, started_at_ms, ports[0]))
+    running = RunningKafka(f"{HOST}:{ports[0]}", pid, layout.root, layout.log_file, started_at_ms)
+    _wait_until_ready(layout, running, timeout_s)
     return running
 
 
@@ -329,12 +332,26 @@ def _choose_ports(layout: _Layout, port: int | None, *, reuse_last: bool) -> tup
                 f"port {port} is taken by another process; choose another --port, or none "
                 "for a free one"
             )
-        return port, _free_ports(1)[0]
+        return port, _other_free_port(port)
     last = _read_state(layout) if reuse_last else None
-    if last is not None and _is_free(last.port) and _is_free(last.controller_port):
-        return last.port, last.controller_port
+    if last is not None and _becomes_free(last.port):
+        return last.port, _other_free_port(last.port)
     first, second = _free_ports(2)
     return first, second
+
+
+def _other_free_port(port: int) -> int:
+    return next(free for free in _free_ports(2) if free != port)
+
+
+def _becomes_free(port: int) -> bool:
+    """Whether a port is free, or soon is: a killed node's threads hold it a little longer."""
+    deadline = time.monotonic() + _PORT_PATIENCE_S
+    while not _is_free(port):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _is_free(port: int) -> bool:
@@ -403,6 +420,9 @@ def server_properties(data: Path, ports: tuple[int, int], max_message_bytes: int
         "share.coordinator.state.topic.replication.factor": "1",
         "share.coordinator.state.topic.min.isr": "1",
         "share.coordinator.state.topic.num.partitions": "4",
+        # A node that was killed comes back only when its former session has run out.
+        "broker.session.timeout.ms": "6000",
+        "broker.heartbeat.interval.ms": "1000",
         "num.network.threads": "2",
         "num.io.threads": "4",
         "num.recovery.threads.per.data.dir": "2",
@@ -539,10 +559,21 @@ def _is_ours(state: _State, layout: _Layout) -> bool:
     try:
         process = psutil.Process(state.pid)
         with suppress(psutil.AccessDenied):
-            return str(layout.properties) in process.cmdline()
+            return _is_jvm_of(layout, process.cmdline())
         return abs(int(process.create_time() * 1000) - state.started_at_ms) < 1000
     except psutil.NoSuchProcess:
         return False
+
+
+def _is_jvm_of(layout: _Layout, cmdline: list[str]) -> bool:
+    return bool(cmdline) and Path(cmdline[0]).stem == "java" and str(layout.properties) in cmdline
+
+
+def _end_all(layout: _Layout) -> None:
+    """End what was started for a folder, whether or not its pid came to be known."""
+    for process in psutil.process_iter(["cmdline"]):
+        if _is_jvm_of(layout, process.info["cmdline"] or []):
+            _end(process.pid, 0.0)
 
 
 def _end(pid: int, grace_s: float) -> None:

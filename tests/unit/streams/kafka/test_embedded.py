@@ -24,7 +24,7 @@ from streams.kafka.jars import KAFKA_VERSION, LOG4J_VERSION, kafka_jars
 
 
 def write_state(folder: Path, pid: int, started_at_ms: int) -> None:
-    state = {"pid": pid, "started_at_ms": started_at_ms, "port": 1, "controller_port": 2}
+    state = {"pid": pid, "started_at_ms": started_at_ms, "port": 1}
     (folder / "state.json").write_text(json.dumps(state))
 
 
@@ -50,6 +50,25 @@ def test_a_recycled_pid_is_no_node_and_is_left_alone(tmp_path: Path) -> None:
         assert other.poll() is None
     finally:
         other.communicate(b"\n", timeout=30)
+
+
+def test_a_jvm_that_was_started_for_the_folder_is_the_node(tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    java.symlink_to(sys.executable)
+    properties = str(tmp_path.resolve() / "server.properties")
+    command = [str(java), "-c", "input()", properties]
+    jvm = subprocess.Popen(command, stdin=subprocess.PIPE)
+    try:
+        write_state(tmp_path, jvm.pid, 7)
+        running = kafka_status(tmp_path)
+        assert running is not None
+        assert running.pid == jvm.pid
+        assert running.bootstrap_servers == "127.0.0.1:1"
+        assert running.started_at_ms == 7
+        assert kafka_status(tmp_path / "elsewhere") is None
+    finally:
+        jvm.communicate(b"\n", timeout=30)
+    assert kafka_status(tmp_path) is None
 
 
 def test_a_dead_process_is_no_node(tmp_path: Path) -> None:
