@@ -431,7 +431,7 @@ def _later_user_turns(steps: Sequence[Step], index: int) -> tuple[Message, ...]:
         steps[-1].next_user_turn,
     ]
     for message in candidates:
-        if message is not None and message.role is Role.USER and not message.carried:
+        if message is not None and message.role is Role.USER:
             turns.setdefault(message.turn_id, message)
     return tuple(turns.values())
 

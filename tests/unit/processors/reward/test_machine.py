@@ -143,6 +143,13 @@ def test_a_row_is_counted_by_event_time_not_by_arrival() -> None:
     assert len(reviews) == 1
 
 
+def test_a_review_is_asked_for_where_it_makes_a_revision_that_helps() -> None:
+    one, two, three = thumbs(-1, -1, -1)
+    _, (request,) = run([one, three, two])
+    assert (request.segment_id, request.turn_id) == ("s2", "a2")
+    assert request.feedback_event_ids == ("f1", "f2", "f3")
+
+
 def test_rows_of_different_raters_and_policies_are_apart() -> None:
     others = [
         rated(n, thumb(f"f{n}", -1, event_time=n, user_id=f"rater-{n % 2}")) for n in range(1, 5)
@@ -323,6 +330,24 @@ def test_a_silent_user_is_forgotten_once_others_are_two_histories_ahead() -> Non
     changed, forgotten = take_changes(state)
     assert forgotten == {UserKey("default", "gone")}
     assert set(changed) == set(state.users) == {UserKey("default", "here")}
+
+
+def test_a_forgotten_user_who_comes_back_is_written_not_deleted() -> None:
+    settings = RewardSettings(history_ms=DAY_MS)
+    state = RewardState()
+    for number, user in ((1, "gone"), (60, "here"), (61, "gone")):
+        state, _ = step(state, rated(number, user_id=user), settings)
+    changed, forgotten = take_changes(state)
+    assert forgotten == frozenset()
+    assert {who.key for who in changed} == {"gone", "here"}
+
+
+def test_a_segment_out_of_order_does_not_set_a_users_clock_back() -> None:
+    state = RewardState()
+    for item in (*thumbs(1, start=40), *thumbs(1, start=2)):
+        state, _ = step(state, item, SETTINGS)
+    (user,) = state.users.values()
+    assert user.clock_ms == 40 * HOUR_MS
 
 
 def test_changes_are_taken_once_and_restore_the_state() -> None:
