@@ -42,6 +42,11 @@ class Chat:
         """Fills rows of a batch; never the same as `eos_token_id` where we choose."""
         return int(self.tokenizer.pad_token_id)
 
+    @property
+    def vocabulary_size(self) -> int:
+        """Token ids are below this."""
+        return len(self.tokenizer)
+
     def render_text(
         self, messages: Sequence[ChatMessage], *, add_generation_prompt: bool = True
     ) -> str:

@@ -212,7 +212,6 @@ class LearnerSettings(Section):
     gradient_checkpointing: bool = False
     logprob_chunk_tokens: PositiveInt = 1_024
     digest_mismatch: Literal["refuse", "rerender"] = "refuse"
-    gate_kl_metric: str = "approx_kl"
     gate_max_kl: PositiveFloat = 1.0
     keep_checkpoints: PositiveInt = 5
 
@@ -260,7 +259,8 @@ class DemoSettings(Section):
     sessions: PositiveInt = 8
     turns_per_session: PositiveInt = 4
     target_versions: PositiveInt = 2
-    feedback_delay_ms_max: PositiveInt = 60_000
+    feedback_delay_ms_max: PositiveInt = 45_000
+    temperature: PositiveFloat = 0.7
     time_limit_s: PositiveInt = 540
     seed: int = 7
 

@@ -55,8 +55,13 @@ METRICS: Mapping[str, str] = MappingProxyType(
             "are equal."
         ),
         "losses/grad_norm": (
-            "Norm of the gradient before clipping, mean over optimizer steps; adapter and "
-            "value head together. Growing unrest is an early sign of collapse."
+            "Norm of the adapter's gradient before clipping, mean over optimizer steps. "
+            "Growing unrest is an early sign of collapse."
+        ),
+        "losses/value_grad_norm": "The same for the value head.",
+        "losses/initial_ratio_error": (
+            "Largest distance from 1 of a ratio in the first minibatch. 0 on a CPU; if it is "
+            "not small, old and new log-probabilities are not computed alike."
         ),
         "kl/reference_k1": (
             "KL of the policy before the update to the reference (the bare base model), "
@@ -66,7 +71,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "kl/reference_k1_per_sample": "The same KL, estimator k1, summed over each conversation.",
         "rewards/mean": "Mean reward per turn, before the KL penalty.",
         "rewards/nonzero_share": "Share of turns whose reward is not 0.",
-        "rewards/kl_penalty": "Mean KL penalty per turn (taken off the reward).",
+        "rewards/kl_penalty": "KL penalty per conversation, taken off its rewards; mean.",
         "rewards/return": "Mean return per token: penalised rewards and values by GAE.",
         "rewards/advantage_std": "Standard deviation of the advantages before whitening.",
         "stale/importance_weight": (
