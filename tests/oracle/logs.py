@@ -78,6 +78,7 @@ def dense_settings(**changes: int) -> AlignSettings:
 
 SETTINGS_VARIANTS: tuple[AlignSettings, ...] = (
     dense_settings(),
+    dense_settings(orphan_wait_ms=90),
     dense_settings(settle_ms=0, max_skew_ms=0),
     dense_settings(settle_ms=20, max_skew_ms=40),
     dense_settings(gap_ms=60, max_steps=1),

@@ -53,7 +53,7 @@ MIDNIGHT = 20_000 * 24 * HOUR
 DEFAULTS = AlignSettings()
 DENSE = dense_settings()
 LONG_AFTER = 10**9
-BULK_LOGS = 400
+BULK_LOGS = 270
 
 RELAXED = settings(
     max_examples=60,
@@ -246,6 +246,15 @@ class TestIdentity:
         dense.user("u1", 1, event_id="e2")
         assert dense.reasons() == [(TURNS_TOPIC, 1, DeadLetterReason.CONFLICTING_DUPLICATE)]
 
+    @pytest.mark.parametrize(("arrives", "known"), [(20 + 150, True), (20 + 151, False)])
+    def test_a_turn_id_is_free_when_its_turn_is_forgotten(
+        self, dense: Script, arrives: int, known: bool
+    ) -> None:
+        dense.reply("a1", 0)
+        dense.reply("a2", 100)
+        dense.reply("a1", 101, arrives=arrives, event_id="e-new")
+        assert bool(dense.reasons()) is known
+
     @pytest.mark.parametrize(("arrives", "late"), [(25 + 150, False), (25 + 151, True)])
     def test_beyond_the_horizon(self, dense: Script, arrives: int, late: bool) -> None:
         dense.reply("a1", 5)
@@ -280,6 +289,39 @@ class TestAttribution:
         dense.reply("a2", 4, arrives=12)
         dense.turn("side", Role.ASSISTANT, 6, arrives=12, turn_type=TurnType.SIDE)
         assert feedback_ids(dense.run().segments[0]) == {"a1": [], "a2": ["f1"]}
+
+    def test_by_time_an_earlier_reply_that_arrives_later_changes_nothing(
+        self, dense: Script
+    ) -> None:
+        dense.reply("a1", 4)
+        dense.thumb("f1", 8)
+        dense.reply("a0", 2, arrives=12)
+        assert feedback_ids(dense.run().segments[0]) == {"a0": [], "a1": ["f1"]}
+
+    @pytest.mark.parametrize(("arrives", "visible"), [(20 + 150, True), (20 + 151, False)])
+    def test_an_inherited_target_must_be_visible(
+        self, dense: Script, arrives: int, visible: bool
+    ) -> None:
+        dense.reply("a1", 0)
+        dense.thumb("f1", 1, turn_id="a1")
+        dense.reply("a2", 100)
+        dense.thumb("f2", arrives, supersedes="f1")
+        assert bool(dense.reasons()) is not visible
+
+    def test_a_thread_holds_together_through_a_member_that_is_not_in_yet(
+        self, dense: Script
+    ) -> None:
+        dense.reply("a1", 0, session_done=True)
+        dense.thumb("first", 1, turn_id="a1")
+        dense.thumb("last", 10, supersedes="middle", turn_id="a1")
+        for happened in range(14, 66, 4):
+            dense.thumb(f"f{happened}", happened, turn_id="a1", kind=FeedbackKind.DWELL)
+        dense.thumb("middle", 66, supersedes="first")
+        _, revision, *_ = dense.run().segments
+        assert revision.closed_at == BASE_MS + 70
+        shown = feedback_ids(revision)["a1"]
+        assert shown[:2] == ["last", "f14"]
+        assert len(revision.lineage) == 1 + 2 + 13
 
     def test_a_turn_id_is_never_replaced_by_time(self, dense: Script) -> None:
         dense.reply("a1", 0)
@@ -357,6 +399,19 @@ class TestBranch:
         assert segment.steps[0].alternatives == ()
         assert segment.off_branch == ()
 
+    def test_a_reply_to_something_else_is_off_the_branch(self, dense: Script) -> None:
+        dense.user("u1", 0)
+        dense.reply("a1", 1)
+        dense.user("u2", 2)
+        dense.reply("a2", 3)
+        dense.user("u3", 4, parent_turn_id="a1")
+        dense.reply("a3", 5)
+        dense.thumb("f1", 6, turn_id="a2")
+        (segment,) = dense.run().segments
+        assert [step.turn_id for step in segment.steps] == ["a1", "a3"]
+        assert [step.alternatives for step in segment.steps] == [(), ()]
+        assert [one.turn_id for one in segment.off_branch] == ["a2"]
+
     def test_a_parent_must_stand_earlier(self, dense: Script) -> None:
         dense.user("u1", 0, parent_turn_id="a1")
         dense.reply("a1", 1, parent_turn_id="nobody")
@@ -416,6 +471,23 @@ class TestCuts:
         assert dense.closings(7) == []
         dense.reply("a3", 3, content="12345")
         assert dense.closings(8) == [(0, 0, 8, ClosedBy.SIZE)]
+
+    def test_size_cuts_after_a_reply_only(self, dense: Script) -> None:
+        dense.user("u1", 0, content="x" * 70)
+        dense.reply("a1", 1)
+        dense.user("u2", 2)
+        assert dense.closings(6) == [(0, 0, 6, ClosedBy.SIZE)]
+        assert len(dense.run(6).segments[0].lineage) == 2
+
+    @pytest.mark.parametrize(("arrives", "visible"), [(70 + 145, True), (70 + 146, False)])
+    def test_an_answer_from_a_forgotten_segment_is_not_shown(
+        self, dense: Script, arrives: int, visible: bool
+    ) -> None:
+        dense.user("u5", 50)
+        dense.reply("a5", 50)
+        dense.reply("a0", 0, arrives=arrives, content="x" * 60)
+        answers = [step.next_user_turn for step in dense.run().segments[1].steps]
+        assert [one is not None for one in answers] == [visible]
 
 
 class TestClosing:
@@ -477,9 +549,16 @@ class TestClosing:
         dense.reply("a2", 1, arrives=50, session_done=True)
         assert dense.closings() == [(0, 0, 55, ClosedBy.END), (1, 0, 55, ClosedBy.END)]
 
-    def test_user_id_is_the_last_one_known(self, dense: Script) -> None:
-        dense.user("u1", 0, user_id="alice")
+    def test_a_piece_waits_for_the_one_before_it(self, dense: Script) -> None:
         dense.reply("a1", 1, session_done=True)
+        dense.reply("a2", 2, session_done=True)
+        dense.thumb("f1", 4, turn_id="a1")
+        assert dense.closings() == [(0, 0, 9, ClosedBy.END), (1, 0, 9, ClosedBy.END)]
+
+    def test_user_id_is_the_last_one_known(self, dense: Script) -> None:
+        dense.user("u1", 0, user_id="bob")
+        dense.reply("a1", 1, user_id="alice")
+        dense.turn("side", Role.TOOL, 1, turn_type=TurnType.SIDE, session_done=True)
         dense.user("u2", 2)
         dense.reply("a2", 3, session_done=True)
         result = dense.run()
@@ -521,7 +600,15 @@ class TestLate:
         dense.reply("a1", 0, session_done=True)
         dense.reply("a2", 5, session_done=True)
         dense.user("u2", 2, arrives=20)
-        assert [one[:2] for one in dense.closings()] == [(0, 0), (1, 0), (1, 1)]
+        dense.user("u0", -1, arrives=30)
+        assert [one[:2] for one in dense.closings()] == [(0, 0), (1, 0), (1, 1), (0, 1)]
+
+    def test_a_late_turn_keeps_its_early_feedback_waiting(self) -> None:
+        script = Script(dense_settings(orphan_wait_ms=90), BASE_MS)
+        script.reply("a9", 0, session_done=True)
+        script.thumb("f1", 1, turn_id="a1")
+        script.reply("a1", -1, arrives=80)
+        assert script.closings() == [(0, 0, 5, ClosedBy.END), (0, 1, 85, ClosedBy.END)]
 
 
 class TestContext:
@@ -543,6 +630,32 @@ class TestContext:
         assert third.steps == ()
         # The side segment shows nothing and hands on what it carried.
         assert [one.turn_id for one in fourth.steps[0].context] == ["y1", "a1", "u2", "a2"]
+
+    def test_context_comes_from_the_segment_below_not_the_last_closed(self, dense: Script) -> None:
+        dense.reply("a1", 0)
+        dense.reply("a2", 100)
+        dense.reply("a0", -30, arrives=125)
+        dense.reply("a3", 130)
+        segments = dense.run().segments
+        assert [one.steps[0].turn_id for one in segments] == ["a1", "a2", "a0", "a3"]
+        carried = [[one.turn_id for one in each.steps[0].context] for each in segments]
+        assert carried == [[], ["a1"], [], ["a1", "a2"]]
+
+    @pytest.mark.parametrize(("happened", "visible"), [(150, True), (151, False)])
+    def test_context_comes_from_a_visible_segment(
+        self, dense: Script, happened: int, visible: bool
+    ) -> None:
+        dense.reply("a1", 0)
+        dense.reply("a2", happened)
+        assert bool(dense.run().segments[1].steps[0].context) is visible
+
+    def test_carried_context_has_no_retries(self, dense: Script) -> None:
+        dense.user("u1", 0)
+        dense.reply("a1", 1, request_id="r")
+        dense.reply("a2", 2, request_id="r", session_done=True)
+        dense.reply("a3", 3)
+        context = dense.run().segments[1].steps[0].context
+        assert [one.turn_id for one in context] == ["u1", "a2"]
 
     def test_a_system_message_that_is_too_large_goes_too(self, dense: Script) -> None:
         dense.turn("y1", Role.SYSTEM, 0, content="s" * 41)
