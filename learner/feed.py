@@ -73,7 +73,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedStatus:
-    """How much waits: new and available segments as in ``Window``, and what arrived so far."""
+    """How much waits: new and usable segments as in ``Window``, and what arrived so far."""
 
     new_segments: int
     available_segments: int
@@ -193,6 +193,11 @@ class Feed:
         """Count one more use of each of these segments."""
         with self._lock:
             self._window.record_use(segment_ids)
+
+    def require_version(self, min_version: int) -> None:
+        """Segments with a reply by an older version are not usable from now on."""
+        with self._lock:
+            self._window.require_version(min_version)
 
     # Starting
 

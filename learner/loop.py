@@ -23,13 +23,13 @@ from learner.feed import Feed, FeedStatus, Sealed
 from learner.kafka import connect_consumer, connect_writer
 from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
 from learner.schedule import Rules, Schedule, Trigger
-from learner.window import Candidate, Window, eligible, sample
+from learner.window import Candidate, Window, sample
 from streams import topics
 from streams.clock import Clock, SystemClock
 from streams.contracts import ModelVersion, ScoredSegment, VersionStatus
-from streams.errors import BrokerError
+from streams.errors import BrokerError, RegistryError
 from streams.kafka.clients import resolve_bootstrap
-from streams.registry import ArtifactStore, Checkpoint, Registry
+from streams.registry import ArtifactStore, Checkpoint, Registry, verify
 from streams.serde import build_codec
 from streams.settings import LearnerSettings, Settings
 
@@ -63,12 +63,19 @@ class Trainer(Protocol):
         """What the adapter belongs to."""
         ...
 
-    def train(self, segments: Sequence[ScoredSegment], current_version: int) -> Trained | None:
+    def train(
+        self,
+        segments: Sequence[ScoredSegment],
+        current_version: int,
+        adapter_of: Callable[[int], Path],
+    ) -> Trained | None:
         """One update on these segments; None if none of them can be used.
 
         Args:
             segments: What was sampled.
-            current_version: The version that is being trained; 0 is the base model.
+            current_version: The version whose weights are trained; 0 is the base model.
+            adapter_of: The folder with another version's adapter; raises ArtifactError or
+                RegistryError if there is none any more.
         """
         ...
 
@@ -148,6 +155,7 @@ class Learner:
         rng = self._restore(checkpoint)
         # 3. Rebuild the window and read on in the background.
         since = self._feed.start(checkpoint, self._uses_of)
+        self._drop_stale()
         schedule = self._schedule(checkpoint)
         good = LearnerState.capture(self._trainer.state_dict())
         published = 0
@@ -191,6 +199,7 @@ class Learner:
             # 9. Go on from the new version, or from the one before if it was rejected.
             good = self._go_on(version, before=good, after=after)
             self._feed.record_use(trained.used)
+            self._drop_stale()
             _log_update(version, trained, drawn, self._clock.now_ms() - began)
         self._send_rest()
         return published
@@ -235,12 +244,34 @@ class Learner:
         return None
 
     def _draw(self, sealed: Sealed, rng: random.Random) -> tuple[Candidate, ...]:
-        candidates = eligible(sealed.snapshot, self._settings.max_updates_per_segment)
-        return sample(candidates, self._settings.batch_segments, rng)
+        return sample(sealed.snapshot.candidates, self._settings.batch_segments, rng)
 
     def _train(self, drawn: Sequence[Candidate]) -> Trained | None:
-        current = self._registry.newest_good(self._settings.policy) or 0
-        return self._trainer.train([candidate.scored for candidate in drawn], current)
+        segments = [candidate.scored for candidate in drawn]
+        return self._trainer.train(segments, self._current_version(), self._adapter_of)
+
+    def _current_version(self) -> int:
+        """The version whose weights the trainer has now; 0 is the base model."""
+        return self._registry.newest_good(self._settings.policy) or 0
+
+    def _adapter_of(self, version: int) -> Path:
+        """The folder with a version's adapter, verified.
+
+        Raises:
+            RegistryError: There is no such version.
+            ArtifactError: Its files are missing or damaged.
+        """
+        found = self._registry.get(self._settings.policy, version)
+        if found is None or found.adapter_uri is None:
+            raise RegistryError(
+                f"policy {self._settings.policy!r} has no version {version}: its adapter cannot "
+                "be loaded"
+            )
+        return verify(found.adapter_uri, found.adapter_files)
+
+    def _drop_stale(self) -> None:
+        """Leave out segments by versions more than ``max_version_gap`` behind the current."""
+        self._feed.require_version(self._current_version() - self._settings.max_version_gap)
 
     def _go_on(
         self, version: ModelVersion, *, before: LearnerState, after: LearnerState
@@ -325,7 +356,6 @@ def run(
             policy=learner.policy,
             base=trainer.base,
             max_kl=learner.gate_max_kl,
-            kl_metric=learner.gate_kl_metric,
             keep_checkpoints=learner.keep_checkpoints,
             clock=clock,
         )

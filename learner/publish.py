@@ -48,6 +48,10 @@ from streams.settings import Section
 
 log = logging.getLogger(__name__)
 
+KL_METRIC = "losses/approx_kl"
+"""What the gate bounds: KL from the policy before the update, estimator k3, nats per token,
+as an update's last epoch saw it."""
+
 UNKNOWN_BEHAVIOUR = "unknown"
 """Counts the steps whose turns did not say which version wrote them."""
 
@@ -110,8 +114,7 @@ class Publisher:
         topic: Of the events.
         policy: Whose versions.
         base: What the adapters belong to.
-        max_kl: Bound of the gate on ``metrics[kl_metric]``.
-        kl_metric: The metric that is bounded.
+        max_kl: Bound of the gate on ``metrics[KL_METRIC]``.
         keep_checkpoints: How many checkpoints stay.
         clock: Tells when things were decided.
     """
@@ -127,7 +130,6 @@ class Publisher:
         policy: str,
         base: BaseIdentity,
         max_kl: float,
-        kl_metric: str,
         keep_checkpoints: int,
         clock: Clock,
     ) -> None:
@@ -139,7 +141,6 @@ class Publisher:
         self._policy = policy
         self._base = base
         self._max_kl = max_kl
-        self._kl_metric = kl_metric
         self._keep_checkpoints = keep_checkpoints
         self._clock = clock
 
@@ -180,10 +181,7 @@ class Publisher:
         number = self._registry.next_version(self._policy)
         adapter = self._artifacts.write(self._policy, f"policy-v{number}", finished.save_adapter)
         gate = sanity_gate(
-            finished.metrics,
-            verify(adapter.uri, adapter.files),
-            kl_metric=self._kl_metric,
-            max_kl=self._max_kl,
+            finished.metrics, verify(adapter.uri, adapter.files), max_kl=self._max_kl
         )
         passed = all(decision.passed for decision in gate)
         resume_from = finished.after if passed else finished.before
@@ -247,15 +245,14 @@ class Publisher:
 
 
 def sanity_gate(
-    metrics: Mapping[str, float], adapter: Path, *, kl_metric: str, max_kl: float
+    metrics: Mapping[str, float], adapter: Path, *, max_kl: float
 ) -> tuple[GateDecision, ...]:
     """Whether an update is sane enough to be served: finite, and not far from where it began.
 
     Args:
         metrics: Of the update.
         adapter: Folder with the weights as they would be served.
-        kl_metric: The metric to bound.
-        max_kl: Its bound, inclusive.
+        max_kl: Bound of ``KL_METRIC``, inclusive; an update must report it.
 
     Raises:
         ArtifactError: The weights cannot be read back.
@@ -263,7 +260,7 @@ def sanity_gate(
     return (
         _finite_metrics(metrics),
         _finite_weights(adapter),
-        _bounded_kl(metrics.get(kl_metric), kl_metric, max_kl),
+        _bounded_kl(metrics.get(KL_METRIC), max_kl),
     )
 
 
@@ -293,17 +290,17 @@ def _tensors(adapter: Path) -> list[tuple[str, Any]]:
         raise ArtifactError(f"cannot read the weights in {adapter} back: {error}") from error
 
 
-def _bounded_kl(value: float | None, name: str, bound: float) -> GateDecision:
+def _bounded_kl(value: float | None, bound: float) -> GateDecision:
     if value is None:
         return GateDecision(
-            name="kl", passed=False, threshold=bound, detail=f"the update reported no {name}"
+            name="kl", passed=False, threshold=bound, detail=f"the update reported no {KL_METRIC}"
         )
     return GateDecision(
         name="kl",
         passed=math.isfinite(value) and value <= bound,
         value=value if math.isfinite(value) else None,
         threshold=bound,
-        detail=f"{name}={value:g}",
+        detail=f"{KL_METRIC}={value:g}",
     )
 
 

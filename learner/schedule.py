@@ -54,8 +54,8 @@ def due(
 
     Args:
         rules: The schedule.
-        new_segments: Trainable segments that came since the last seal.
-        available_segments: Segments that could be sampled.
+        new_segments: Usable segments that came since the last seal.
+        available_segments: Usable segments, old and new.
         elapsed_ms: Since the last seal, or the start.
     """
     if new_segments < 1 or available_segments < rules.min_sample_size:

@@ -6,7 +6,11 @@ is no longer trainable, or at the old end, when there are more segments or token
 allow. Of a segment that cannot be trained on, only its revision is kept, as a mark, so that a
 repeated delivery of the revision before cannot bring it back. Marks have a cap of their own.
 
-What came first leaves first; ``uses`` of a segment are counted as long as it is here.
+A segment here is *usable* while it was used in fewer than ``max_uses`` updates and none of its
+replies is by a version older than ``require_version`` asked for; only usable segments count as
+new and are sampled. The others keep their place: a rollback can make them usable again.
+
+What came first leaves first; uses of a segment are counted as long as it is here.
 """
 
 from __future__ import annotations
@@ -33,16 +37,15 @@ class Arrival(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A segment of a snapshot, where it was read, and in how many updates it was used."""
+    """A segment that may be sampled, and where it was read."""
 
     ref: SourceRef
     scored: ScoredSegment
-    uses: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The window at one moment: its segments, oldest first, and every record it rests on."""
+    """The window at one moment: usable segments and every record it rests on, oldest first."""
 
     candidates: tuple[Candidate, ...]
     refs: tuple[SourceRef, ...]
@@ -55,6 +58,7 @@ class _Held:
     scored: ScoredSegment
     tokens: int
     order: int
+    oldest_version: int | None
     uses: int
 
 
@@ -83,6 +87,7 @@ class Window:
         self._tokens = 0
         self._order = 0
         self._sealed_order = 0
+        self._min_version = 0
 
     def __len__(self) -> int:
         """Trainable segments in the window."""
@@ -95,18 +100,18 @@ class Window:
 
     @property
     def new_segments(self) -> int:
-        """Trainable segments here that came, or changed, since the last seal."""
-        fresh = 0
+        """Usable segments here that came, or changed, since the last seal."""
+        count = 0
         for held in reversed(self._held.values()):
             if held.order <= self._sealed_order:
                 break
-            fresh += 1
-        return fresh
+            count += self._usable(held)
+        return count
 
     @property
     def available_segments(self) -> int:
-        """Segments here that may still be sampled."""
-        return sum(held.uses < self._max_uses for held in self._held.values())
+        """Usable segments here."""
+        return sum(map(self._usable, self._held.values()))
 
     def add(self, ref: SourceRef, scored: ScoredSegment) -> Arrival:
         """Take in one arrival; equal and lower revisions than the one known change nothing."""
@@ -120,6 +125,10 @@ class Window:
             return Arrival.UNTRAINABLE
         self._hold(ref, scored, 0 if before is None else before.uses)
         return Arrival.ADDED if before is None else Arrival.REPLACED
+
+    def require_version(self, min_version: int) -> None:
+        """Segments with a reply by an older version are not usable from now on."""
+        self._min_version = min_version
 
     def record_use(self, segment_ids: Iterable[str]) -> None:
         """Count one more use of each segment that is still here."""
@@ -142,12 +151,17 @@ class Window:
         self._sealed_order = self._order
         return Snapshot(
             candidates=tuple(
-                Candidate(ref=held.ref, scored=held.scored, uses=held.uses)
+                Candidate(ref=held.ref, scored=held.scored)
                 for held in self._held.values()
+                if self._usable(held)
             ),
             refs=self._refs(),
             new_segments=new_segments,
         )
+
+    def _usable(self, held: _Held) -> bool:
+        stale = held.oldest_version is not None and held.oldest_version < self._min_version
+        return held.uses < self._max_uses and not stale
 
     def _refs(self) -> tuple[SourceRef, ...]:
         everything: list[_Held | _Mark] = [*self._held.values(), *self._marks.values()]
@@ -173,7 +187,9 @@ class Window:
             del self._marks[next(iter(self._marks))]
 
     def _hold(self, ref: SourceRef, scored: ScoredSegment, uses: int) -> None:
-        held = _Held(ref, scored, segment_tokens(scored), self._order, uses)
+        held = _Held(
+            ref, scored, segment_tokens(scored), self._order, _oldest_version(scored), uses
+        )
         self._held[scored.segment.segment_id] = held
         self._tokens += held.tokens
         while self._over_caps():
@@ -183,11 +199,6 @@ class Window:
         if len(self._held) > self._max_segments:
             return True
         return self._tokens > self._max_tokens and len(self._held) > 1
-
-
-def eligible(snapshot: Snapshot, max_uses: int) -> tuple[Candidate, ...]:
-    """The candidates that were used in fewer than ``max_uses`` updates, oldest first."""
-    return tuple(candidate for candidate in snapshot.candidates if candidate.uses < max_uses)
 
 
 def sample(
@@ -201,6 +212,12 @@ def segment_tokens(scored: ScoredSegment) -> int:
     """Tokens of a segment's contexts and replies: counted where ids came with them, else
     estimated from the text's length."""
     return sum(_step_tokens(step) for step in scored.segment.steps)
+
+
+def _oldest_version(scored: ScoredSegment) -> int | None:
+    """The oldest version that wrote one of the replies; None if none of them says."""
+    versions = [step.policy_version for step in scored.segment.steps]
+    return min((version for version in versions if version is not None), default=None)
 
 
 def _step_tokens(step: Step) -> int:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -286,7 +285,7 @@ class Registry:
 
     def segment_uses(self, policy: str, segment_ids: Iterable[str]) -> dict[str, int]:
         """In how many versions of a policy each of the segments was used; absent if in none."""
-        uses: Counter[str] = Counter()
+        uses: dict[str, int] = {}
         with self._read("count the uses of segments") as session:
             for chunk in _chunks(segment_ids):
                 query = (
@@ -294,8 +293,9 @@ class Registry:
                     .where(LineageRow.policy == policy, LineageRow.segment_id.in_(chunk))
                     .group_by(LineageRow.segment_id)
                 )
-                uses.update(dict(session.execute(query).tuples().all()))
-        return dict(uses)
+                for segment_id, count in session.execute(query):
+                    uses[segment_id] = count
+        return uses
 
     def latest_checkpoint(self, policy: str) -> Checkpoint | None:
         """What the learner of a policy resumes from; None if it starts anew."""

@@ -63,7 +63,6 @@ def open_publisher(folder: Path) -> tuple[Registry, Publisher]:
         policy="default",
         base=BASE,
         max_kl=1.0,
-        kl_metric="approx_kl",
         keep_checkpoints=1,
         clock=ManualClock(1_000),
     )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from confluent_kafka import KafkaError
 from safetensors.torch import load_file, save_file
 
 from learner.checkpoint import LearnerState
 from learner.kafka import Outgoing
 from learner.loop import Trained
-from learner.publish import BaseIdentity, FinishedUpdate
+from learner.publish import KL_METRIC, BaseIdentity, FinishedUpdate
 from learner.window import Candidate
 from streams.contracts import (
     ClosedBy,
@@ -87,6 +90,11 @@ def at(offset: int, partition: int = 0, topic: str = "scored") -> SourceRef:
     return SourceRef(topic=topic, partition=partition, offset=offset)
 
 
+def no_adapter(version: int) -> Path:
+    """For trainings of the base model, which ask for none."""
+    raise AssertionError(f"asked for version {version}")
+
+
 class FakeTrainer:
     """One weight vector, moved by the mean reward and noise through a real optimizer."""
 
@@ -102,20 +110,28 @@ class FakeTrainer:
     def base(self) -> BaseIdentity:
         return BASE
 
-    def train(self, segments: Sequence[ScoredSegment], current_version: int) -> Trained | None:
+    def train(
+        self,
+        segments: Sequence[ScoredSegment],
+        current_version: int,
+        adapter_of: Callable[[int], Path],
+    ) -> Trained | None:
+        if current_version:
+            adapter_of(current_version)
         usable = [s for s in segments if s.rewards[0].reward != 0]
         if not usable:
             return None
         mean = sum(s.rewards[0].reward for s in usable) / len(usable)
         self.optimizer.zero_grad()
-        (-(self.weights * (mean + torch.rand(3))).sum()).backward()
+        loss = -(self.weights * (mean + torch.rand(3))).sum()
+        torch.autograd.backward(loss)
         self.optimizer.step()
         if self.poison:
             self.weights.data[0] = float("nan")
         self.steps += 1
         self.trained_on.append(tuple(s.segment.segment_id for s in usable))
         return Trained(
-            metrics={"approx_kl": self.kl, "mean_reward": mean, "parent": float(current_version)},
+            metrics={KL_METRIC: self.kl, "mean_reward": mean, "parent": float(current_version)},
             optimizer_step=self.steps,
             used=frozenset(self.trained_on[-1]),
         )
@@ -161,7 +177,7 @@ class FakeWriter:
 def candidates(ids: Iterable[str]) -> tuple[Candidate, ...]:
     """One candidate per id, at offsets from 0."""
     return tuple(
-        Candidate(ref=at(offset), scored=scored(segment_id), uses=0)
+        Candidate(ref=at(offset), scored=scored(segment_id))
         for offset, segment_id in enumerate(ids)
     )
 
@@ -170,7 +186,7 @@ def finished(trainer: FakeTrainer, **changes: Any) -> FinishedUpdate:
     """An update by ``trainer`` on two segments, offsets 0 to 2, ready to be published."""
     before = LearnerState.capture(trainer.state_dict())
     used = candidates(("a", "b"))
-    trained = trainer.train([c.scored for c in used], 0)
+    trained = trainer.train([c.scored for c in used], 0, no_adapter)
     assert trained is not None
     made = FinishedUpdate(
         metrics=trained.metrics,
@@ -194,3 +210,85 @@ def stored_weights(folder: Path) -> list[float]:
     """The weights that ``FakeTrainer.save_adapter`` wrote."""
     values: list[float] = load_file(str(folder / WEIGHTS))["weights"].tolist()
     return values
+
+
+def encoded(segment: ScoredSegment) -> bytes:
+    """A segment as it is in Kafka."""
+    return build_codec().encode(segment)
+
+
+class _Message:
+    def __init__(self, topic: str, offset: int, value: bytes | None) -> None:
+        self._topic, self._offset, self._value = topic, offset, value
+
+    def error(self) -> None:
+        return None
+
+    def topic(self) -> str:
+        return self._topic
+
+    def partition(self) -> int:
+        return 0
+
+    def offset(self) -> int:
+        return self._offset
+
+    def key(self) -> bytes:
+        return b"key"
+
+    def value(self) -> bytes | None:
+        return self._value
+
+    def headers(self) -> None:
+        return None
+
+    def timestamp(self) -> tuple[int, int]:
+        return (1, 3_000)
+
+
+class _EndOfPartition(_Message):
+    def error(self) -> Any:
+        return KafkaError(KafkaError._PARTITION_EOF)
+
+
+class FakeConsumer:
+    """Reads a list as a topic of one partition."""
+
+    def __init__(self, log: list[bytes | None], topic: str) -> None:
+        self._log = log
+        self._topic = topic
+        self._next: int | None = None
+        self._end_told = -1
+
+    def list_topics(self, topic: str, timeout: float) -> Any:
+        assert topic == self._topic
+        assert timeout > 0
+        found = SimpleNamespace(error=None, partitions={0: None})
+        return SimpleNamespace(topics={topic: found})
+
+    def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
+        assert partition.topic == self._topic
+        assert timeout > 0
+        return 0, len(self._log)
+
+    def assign(self, partitions: Sequence[Any]) -> None:
+        self._next = partitions[0].offset if partitions else None
+        self._end_told = -1
+
+    def consume(self, count: int, timeout: float) -> list[_Message]:
+        if self._next is None:
+            return []
+        values = self._log[self._next : self._next + count]
+        found = [
+            _Message(self._topic, self._next + index, value) for index, value in enumerate(values)
+        ]
+        self._next += len(found)
+        if not found and self._end_told != self._next:
+            self._end_told = self._next
+            return [_EndOfPartition(self._topic, self._next, None)]
+        if not found:
+            time.sleep(min(timeout, 0.01))
+        return found
+
+    def close(self) -> None:
+        self._next = None

@@ -9,7 +9,7 @@ import torch
 from learner.checkpoint import LearnerState, pack_rng, unpack_rng
 from streams.errors import ArtifactError, RegistryError
 from streams.registry import ArtifactStore, Checkpoint, StoredFolder
-from tests.unit.learner.fakes import FakeTrainer, scored
+from tests.unit.learner.fakes import FakeTrainer, no_adapter, scored
 
 SEGMENTS = [scored("a"), scored("b", reward=-0.5)]
 
@@ -29,15 +29,15 @@ def checkpoint(stored: StoredFolder) -> Checkpoint:
 def test_a_resumed_update_equals_the_uninterrupted_one(tmp_path: Path) -> None:
     torch.manual_seed(11)
     straight = FakeTrainer()
-    straight.train(SEGMENTS, 0)
+    straight.train(SEGMENTS, 0, no_adapter)
     store = ArtifactStore.open(str(tmp_path))
     stored = store.write("p", "learner-v1", LearnerState.capture(straight.state_dict()).write)
-    straight.train(SEGMENTS, 1)
+    straight.train(SEGMENTS, 0, no_adapter)
 
     torch.manual_seed(99)
     resumed = FakeTrainer()
     resumed.load_state_dict(LearnerState.read(checkpoint(stored)).restore())
-    resumed.train(SEGMENTS, 1)
+    resumed.train(SEGMENTS, 0, no_adapter)
     assert torch.equal(resumed.weights, straight.weights)
     assert resumed.steps == straight.steps
 
@@ -45,7 +45,7 @@ def test_a_resumed_update_equals_the_uninterrupted_one(tmp_path: Path) -> None:
 def test_what_was_captured_does_not_change() -> None:
     trainer = FakeTrainer()
     state = LearnerState.capture(trainer.state_dict())
-    trainer.train(SEGMENTS, 0)
+    trainer.train(SEGMENTS, 0, no_adapter)
     assert torch.equal(state.restore()["weights"], torch.zeros(3))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from learner.checkpoint import LearnerState
 from learner.publish import (
+    KL_METRIC,
     Publisher,
     behaviour_versions,
     event_id,
@@ -61,7 +62,6 @@ def publisher(tmp_path: Path, registry: Registry, writer: FakeWriter) -> Publish
         policy="default",
         base=BASE,
         max_kl=0.5,
-        kl_metric="approx_kl",
         keep_checkpoints=2,
         clock=ManualClock(1_000),
     )
@@ -127,11 +127,11 @@ def test_the_parent_is_the_newest_that_was_not_rejected(publisher: Publisher) ->
 
 
 def test_a_metric_that_is_not_finite_rejects_and_is_not_stored(publisher: Publisher) -> None:
-    metrics = {"approx_kl": 0.0, "loss": float("nan"), "other": float("inf")}
+    metrics = {KL_METRIC: 0.0, "loss": float("nan"), "other": float("inf")}
     version = publisher.publish(replace(finished(FakeTrainer()), metrics=metrics))
     (decision,) = [d for d in version.gate if not d.passed]
     assert decision.detail == "not finite: loss=nan, other=inf"
-    assert version.metrics == {"approx_kl": 0.0}
+    assert version.metrics == {KL_METRIC: 0.0}
 
 
 def test_an_event_waits_while_kafka_is_away(
@@ -219,29 +219,29 @@ def _check_events(folder: Path, registry: Registry) -> None:
 
 def test_the_gate_needs_its_metric_and_weights(tmp_path: Path) -> None:
     with pytest.raises(ArtifactError, match="holds no weights"):
-        sanity_gate({"approx_kl": 0.0}, tmp_path, kl_metric="approx_kl", max_kl=1.0)
+        sanity_gate({KL_METRIC: 0.0}, tmp_path, max_kl=1.0)
     FakeTrainer().save_adapter(tmp_path)
-    gate = sanity_gate({}, tmp_path, kl_metric="approx_kl", max_kl=1.0)
+    gate = sanity_gate({}, tmp_path, max_kl=1.0)
     assert [d.name for d in gate if not d.passed] == ["kl"]
 
 
 @pytest.mark.parametrize(("kl", "passed"), [(1.0, True), (1.001, False), (float("nan"), False)])
 def test_the_kl_bound_is_inclusive(kl: float, passed: bool, tmp_path: Path) -> None:
     FakeTrainer().save_adapter(tmp_path)
-    gate = sanity_gate({"approx_kl": kl}, tmp_path, kl_metric="approx_kl", max_kl=1.0)
+    gate = sanity_gate({KL_METRIC: kl}, tmp_path, max_kl=1.0)
     assert gate[-1].passed is passed
 
 
 def test_the_digest_depends_on_ids_and_revisions_not_on_order() -> None:
     used = candidates(("a", "b"))
-    changed = Candidate(ref=at(0), scored=scored("a", revision=1), uses=0)
+    changed = Candidate(ref=at(0), scored=scored("a", revision=1))
     assert segments_digest(used) == segments_digest(used[::-1])
     assert segments_digest(used) != segments_digest((changed, used[1]))
 
 
 def test_behaviour_versions_count_steps() -> None:
     used = [
-        Candidate(ref=at(n), scored=scored(str(n), policy_version=version), uses=0)
+        Candidate(ref=at(n), scored=scored(str(n), policy_version=version))
         for n, version in enumerate([0, 3, None, 3])
     ]
     assert behaviour_versions(used) == {"0": 1, "3": 2, "unknown": 1}

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.window import Arrival, Candidate, Snapshot, Window, eligible, sample, segment_tokens
+from learner.window import Arrival, Candidate, Snapshot, Window, sample, segment_tokens
 from streams.contracts import Message, Role, ScoredSegment, SourceRef
 from tests.unit.learner.fakes import at, candidates, scored
 
@@ -33,6 +34,15 @@ class Naive:
     unsealed: set[SourceRef] = field(default_factory=set)
     uses: Counter[str] = field(default_factory=Counter)
     added: list[SourceRef] = field(default_factory=list)
+    min_version: int = 0
+
+    def usable(self) -> list[tuple[SourceRef, ScoredSegment]]:
+        return [(ref, new) for ref, new in self.held if self._usable(new)]
+
+    def _usable(self, new: ScoredSegment) -> bool:
+        (version,) = {step.policy_version for step in new.segment.steps}
+        fresh = version is None or version >= self.min_version
+        return fresh and self.uses[new.segment.segment_id] < MAX_USES
 
     def add(self, ref: SourceRef, new: ScoredSegment) -> None:
         segment = new.segment
@@ -65,8 +75,12 @@ ARRIVALS = st.tuples(
     st.integers(0, 3),
     st.booleans(),
     st.integers(0, 30),
+    st.none() | st.integers(0, 3),
 )
-OPERATIONS = st.lists(st.one_of(ARRIVALS, st.just(("seal",)), st.just(("use",))), max_size=40)
+VERSIONS = st.tuples(st.just("require"), st.integers(0, 3))
+OPERATIONS = st.lists(
+    st.one_of(ARRIVALS, ARRIVALS, VERSIONS, st.just(("seal",)), st.just(("use",))), max_size=40
+)
 
 
 @given(OPERATIONS)
@@ -74,19 +88,19 @@ def test_behaves_as_the_naive_model(operations: list[tuple[object, ...]]) -> Non
     real, naive = window(), Naive()
     for offset, operation in enumerate(operations):
         match operation:
-            case ("add", int(number), int(revision), bool(trainable), int(tokens)):
-                arrival = scored(
-                    f"s{number}", revision=revision, trainable=trainable, tokens=tokens
-                )
+            case ("add", *_):
+                arrival = _arrival(operation)
                 real.add(at(offset), arrival)
                 naive.add(at(offset), arrival)
             case ("seal",):
                 snapshot = real.seal()
                 assert snapshot.new_segments == _news(naive)
-                assert [c.ref for c in snapshot.candidates] == [ref for ref, _ in naive.held]
-                assert [c.scored for c in snapshot.candidates] == [s for _, s in naive.held]
+                assert [(c.ref, c.scored) for c in snapshot.candidates] == naive.usable()
                 assert list(snapshot.refs) == naive.refs()
                 naive.unsealed.clear()
+            case ("require", int(version)):
+                real.require_version(version)
+                naive.min_version = version
             case _:
                 used = real.segment_ids()[:2]
                 real.record_use(used)
@@ -94,13 +108,22 @@ def test_behaves_as_the_naive_model(operations: list[tuple[object, ...]]) -> Non
         assert len(real) == len(naive.held)
         assert real.tokens == sum(segment_tokens(s) for _, s in naive.held)
         assert real.new_segments == _news(naive)
-        assert real.available_segments == sum(
-            naive.uses[s.segment.segment_id] < MAX_USES for _, s in naive.held
-        )
+        assert real.available_segments == len(naive.usable())
 
 
 def _news(naive: Naive) -> int:
-    return sum(ref in naive.unsealed for ref, _ in naive.held)
+    return sum(ref in naive.unsealed for ref, _ in naive.usable())
+
+
+def _arrival(operation: Any) -> ScoredSegment:
+    _, number, revision, trainable, tokens, version = operation
+    return scored(
+        f"s{number}",
+        revision=revision,
+        trainable=trainable,
+        tokens=tokens,
+        policy_version=version,
+    )
 
 
 @given(OPERATIONS)
@@ -109,13 +132,7 @@ def test_is_rebuilt_from_the_records_it_names(operations: list[tuple[object, ...
     for offset, operation in enumerate(operations):
         if operation[0] != "add":
             continue
-        _, number, revision, trainable, tokens = operation
-        log[at(offset)] = scored(
-            f"s{number}",
-            revision=int(str(revision)),
-            trainable=bool(trainable),
-            tokens=int(str(tokens)),
-        )
+        log[at(offset)] = _arrival(operation)
         real.add(at(offset), log[at(offset)])
     before = real.seal()
     rebuilt = window()
@@ -166,24 +183,34 @@ def test_a_snapshot_does_not_change() -> None:
     snapshot = held.seal()
     held.add(at(1), scored("a", revision=1))
     held.record_use(["a"])
-    assert snapshot.candidates == (Candidate(ref=at(0), scored=scored("a"), uses=0),)
+    assert snapshot.candidates == (Candidate(ref=at(0), scored=scored("a")),)
 
 
-def test_a_used_up_segment_is_not_eligible() -> None:
+def test_a_used_up_segment_is_neither_sampled_nor_news() -> None:
     held = window()
     held.add(at(0), scored("a"))
     held.add(at(1), scored("b"))
     held.restore_uses({"a": MAX_USES})
-    assert held.available_segments == 1
-    assert [c.ref for c in eligible(held.seal(), MAX_USES)] == [at(1)]
+    assert (held.available_segments, held.new_segments) == (1, 1)
+    assert [c.ref for c in held.seal().candidates] == [at(1)]
+
+
+def test_a_stale_segment_is_not_sampled_until_its_version_is_near_again() -> None:
+    held = window()
+    for offset, version in enumerate([0, 1, None]):
+        held.add(at(offset), scored(f"s{offset}", policy_version=version))
+    held.require_version(1)
+    assert [c.ref for c in held.seal().candidates] == [at(1), at(2)]
+    held.require_version(0)
+    assert len(held.seal().candidates) == 3
 
 
 def test_uses_follow_a_revision() -> None:
-    held = window()
+    held = window(max_uses=1)
     held.add(at(0), scored("a"))
     held.record_use(["a", "gone"])
     held.add(at(1), scored("a", revision=1))
-    assert [c.uses for c in held.seal().candidates] == [1]
+    assert held.available_segments == 0
 
 
 def test_samples_uniformly_without_replacement() -> None:
@@ -209,8 +236,6 @@ def test_the_same_generator_draws_the_same() -> None:
 
 
 def test_tokens_are_counted_where_known_and_estimated_elsewhere() -> None:
-    from dataclasses import replace
-
     known = scored("a", tokens=7)
     (step,) = known.segment.steps
     message = Message(turn_id="u", role=Role.USER, content="é" * 5, event_time=0)

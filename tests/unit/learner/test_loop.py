@@ -1,0 +1,370 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from learner.feed import Feed
+from learner.loop import Learner, Trained
+from learner.publish import Publisher
+from learner.window import Window
+from streams.clock import ManualClock
+from streams.contracts import DeadLetter, DeadLetterReason, ScoredSegment, VersionStatus
+from streams.errors import ClawstreamError, LearnerError, RegistryError
+from streams.registry import ArtifactStore, Registry
+from streams.serde import build_codec
+from streams.settings import LearnerSettings
+from tests.unit.learner.fakes import (
+    BASE,
+    FakeConsumer,
+    FakeTrainer,
+    FakeWriter,
+    encoded,
+    scored,
+    stored_weights,
+)
+
+SETTINGS = LearnerSettings(
+    min_sample_size=2,
+    update_segments=4,
+    update_interval_ms=0,
+    batch_segments=3,
+    max_updates=1,
+    max_updates_per_segment=8,
+    max_version_gap=2,
+)
+
+
+class Bench:
+    """A learner over a log in memory, that can be run, stopped and run again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.log: list[bytes | None] = []
+        self.registry = Registry.open(f"sqlite:///{folder}/registry.db")
+        self.artifacts = ArtifactStore.open(str(folder / "artifacts"))
+        self.writer = FakeWriter()
+        self.clock = ManualClock(1_000_000)
+        self.stopping = threading.Event()
+
+    def arrive(self, *segments: ScoredSegment) -> None:
+        """Append segments to the log."""
+        self.log.extend(encoded(segment) for segment in segments)
+
+    def run(self, trainer: FakeTrainer, **changes: object) -> int:
+        """Start a new learner on what is there and let it run to its end."""
+        settings = SETTINGS.model_copy(update=changes)
+        self.stopping = threading.Event()
+        feed = Feed(
+            consumer=FakeConsumer(self.log, "scored"),
+            topic="scored",
+            policy=settings.policy,
+            window=Window(
+                max_segments=settings.window_segments,
+                max_tokens=settings.window_tokens,
+                max_uses=settings.max_updates_per_segment,
+            ),
+            codec=build_codec(),
+            writer=self.writer,
+            dead_letters="dead",
+            clock=self.clock,
+            stopping=self.stopping,
+        )
+        publisher = Publisher(
+            registry=self.registry,
+            artifacts=self.artifacts,
+            writer=self.writer,
+            codec=build_codec(),
+            topic="versions",
+            policy=settings.policy,
+            base=BASE,
+            max_kl=0.5,
+            keep_checkpoints=2,
+            clock=self.clock,
+        )
+        try:
+            return Learner(
+                settings=settings,
+                trainer=trainer,
+                registry=self.registry,
+                feed=feed,
+                publisher=publisher,
+                config_hash="0" * 64,
+                clock=self.clock,
+                stopping=self.stopping,
+            ).run()
+        finally:
+            feed.stop()
+
+    def offsets(self) -> list[tuple[int, int]]:
+        """The source offsets of every version."""
+        return [
+            (ranges.start, ranges.end)
+            for version in self.registry.versions()
+            for ranges in version.source_offsets
+        ]
+
+    def adapter(self, version: int) -> list[float]:
+        """The weights a version was published with."""
+        return stored_weights(
+            Path(str(self.registry.get("default", version).adapter_uri).removeprefix("file://"))  # type: ignore[union-attr]
+        )
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.registry.close()
+
+
+def segments(*numbers: int, version: int | None = None) -> list[ScoredSegment]:
+    return [scored(f"s{n}", reward=1.0 / (n + 1), policy_version=version) for n in numbers]
+
+
+def test_learns_publishes_and_stops_after_max_updates(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3, 4))
+    assert bench.run(FakeTrainer()) == 1
+    (version,) = bench.writer.versions()
+    assert (version.version, version.status) == (1, VersionStatus.LIVE)
+    assert version.parent is None
+    assert version.segment_count == 3
+    assert version.source_offsets[0].end == 5
+    assert len(bench.registry.lineage("default", 1)) == 3
+
+
+def test_an_empty_registry_and_topic_publish_nothing(bench: Bench) -> None:
+    stopper = threading.Timer(0.5, lambda: bench.stopping.set())
+    stopper.start()
+    assert bench.run(FakeTrainer(), max_updates=0) == 0
+    stopper.join()
+    assert bench.writer.records == []
+    assert bench.registry.versions() == ()
+
+
+def test_a_resumed_learner_equals_the_uninterrupted_one(tmp_path: Path) -> None:
+    straight, resumed = Bench(tmp_path / "a"), Bench(tmp_path / "b")
+    batches = [segments(0, 1, 2, 3), segments(4, 5, 6, 7), segments(8, 9, 10, 11)]
+
+    class Delivering(FakeTrainer):
+        """Lets the next batch arrive during each update."""
+
+        def train(
+            self,
+            segments: Sequence[ScoredSegment],
+            current_version: int,
+            adapter_of: Callable[[int], Path],
+        ) -> Trained | None:
+            if self.steps < 2:
+                straight.arrive(*batches[self.steps + 1])
+            return super().train(segments, current_version, adapter_of)
+
+    straight.arrive(*batches[0])
+    trainer = Delivering()
+    assert straight.run(trainer, max_updates=3) == 3
+    again: list[tuple[str, ...]] = []
+    for batch in batches:
+        resumed.arrive(*batch)
+        other = FakeTrainer()
+        assert resumed.run(other) == 1
+        again.extend(other.trained_on)
+    assert again == trainer.trained_on
+    assert resumed.offsets() == straight.offsets() == [(0, 4), (4, 8), (8, 12)]
+    assert [resumed.adapter(n) for n in (1, 2, 3)] == [straight.adapter(n) for n in (1, 2, 3)]
+
+
+def test_a_rejected_update_goes_back_and_the_next_goes_on(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.run(FakeTrainer())
+    good = bench.adapter(1)
+
+    class Poisoned(FakeTrainer):
+        """Breaks its weights once, and notes what it begins the next update with."""
+
+        began: list[list[float]]
+
+        def train(
+            self,
+            segments: Sequence[ScoredSegment],
+            current_version: int,
+            adapter_of: Callable[[int], Path],
+        ) -> Trained | None:
+            self.began = [*getattr(self, "began", []), self.weights.tolist()]
+            self.poison = len(self.began) == 1
+            if self.poison:
+                bench.arrive(*[scored(f"t{n}") for n in range(4)])
+            return super().train(segments, current_version, adapter_of)
+
+    bench.arrive(*segments(4, 5, 6, 7))
+    trainer = Poisoned()
+    assert bench.run(trainer, max_updates=2) == 2
+    assert trainer.began == [good, good]
+    found = bench.registry.versions()
+    assert [v.status for v in found] == [
+        VersionStatus.RETIRED,
+        VersionStatus.REJECTED,
+        VersionStatus.LIVE,
+    ]
+    assert [v.parent for v in found] == [None, 1, 1]
+    assert bench.offsets() == [(0, 4), (4, 8), (8, 12)]
+
+
+def test_a_rejected_version_is_not_resumed_from(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.run(FakeTrainer())
+    bench.arrive(*segments(4, 5, 6, 7))
+    bad = FakeTrainer()
+    bad.kl = 2.0
+    bench.run(bad)
+    bench.arrive(*segments(8, 9, 10, 11))
+    last = FakeTrainer()
+    bench.run(last)
+    assert last.steps == 2
+    assert bench.registry.live("default") == 3
+
+
+def test_a_segment_is_used_no_more_often_than_allowed_across_restarts(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2))
+    for first in (10, 20, 30):
+        bench.arrive(*segments(*range(first, first + 4)))
+        bench.run(FakeTrainer(), max_updates_per_segment=1, batch_segments=100)
+    uses = bench.registry.segment_uses("default", [f"s{n}" for n in range(40)])
+    assert set(uses.values()) == {1}
+    assert len(uses) == 15
+
+
+def test_replies_of_old_versions_are_not_trained_on(bench: Bench) -> None:
+    for round_ in range(4):
+        first = 10 * round_
+        bench.arrive(*segments(*range(first, first + 4), version=round_))
+        trainer = FakeTrainer()
+        bench.run(trainer, batch_segments=100)
+    versions = bench.registry.get("default", 4)
+    assert versions is not None
+    assert versions.behaviour_versions == {"1": 4, "2": 4, "3": 4}
+
+
+def test_what_cannot_be_used_is_a_dead_letter_and_the_stream_goes_on(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1))
+    bench.log.extend([b"\xff", None])
+    bench.arrive(scored("other", policy="other"), *segments(2, 3))
+    bench.run(FakeTrainer(), batch_segments=100)
+    letters = [
+        build_codec().decode(record.value, DeadLetter)
+        for record in bench.writer.records
+        if record.topic == "dead"
+    ]
+    assert [(x.reason, x.topic, x.partition, x.offset, x.value) for x in letters] == [
+        (DeadLetterReason.UNDECODABLE, "scored", 0, 2, b"\xff"),
+        (DeadLetterReason.NULL_VALUE, "scored", 0, 3, None),
+    ]
+    assert letters[0].stage == "learner"
+    assert [use.segment_id for use in bench.registry.lineage("default", 1)] == [
+        "s0",
+        "s1",
+        "s2",
+        "s3",
+    ]
+    assert bench.offsets() == [(0, 7)]
+
+
+def test_an_update_without_usable_segments_is_skipped(bench: Bench) -> None:
+    bench.arrive(*[scored(f"z{n}", reward=0.0) for n in range(4)])
+    trainer = FakeTrainer()
+    arrived = threading.Event()
+
+    class Empty(FakeTrainer):
+        """Lets usable segments arrive once it was asked in vain."""
+
+        def train(
+            self,
+            segments: Sequence[ScoredSegment],
+            current_version: int,
+            adapter_of: Callable[[int], Path],
+        ) -> Trained | None:
+            trained = super().train(segments, current_version, adapter_of)
+            if trained is None and not arrived.is_set():
+                arrived.set()
+                bench.arrive(*[scored(f"s{n}") for n in range(4)])
+            return trained
+
+    trainer = Empty()
+    assert bench.run(trainer, batch_segments=100) == 1
+    assert arrived.is_set()
+    assert bench.offsets() == [(0, 8)]
+
+
+def test_a_stop_ends_the_wait_at_once_and_leaves_the_outbox(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+
+    class Stopping(FakeTrainer):
+        """Is interrupted in the middle of an update, while Kafka is away."""
+
+        def train(
+            self,
+            segments: Sequence[ScoredSegment],
+            current_version: int,
+            adapter_of: Callable[[int], Path],
+        ) -> Trained | None:
+            bench.stopping.set()
+            bench.writer.failures = 1
+            return super().train(segments, current_version, adapter_of)
+
+    assert bench.run(Stopping(), max_updates=0) == 1
+    assert [v.version for v in bench.registry.unpublished()] == [1]
+    bench.arrive(*segments(4, 5, 6, 7))
+    bench.run(FakeTrainer())
+    assert [v.version for v in bench.writer.versions()] == [1, 2]
+
+
+def test_waiting_events_are_sent_before_leaving(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.writer.failures = 1
+    assert bench.run(FakeTrainer()) == 1
+    assert [v.version for v in bench.writer.versions()] == [1]
+
+
+def test_a_recreated_topic_is_refused(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.run(FakeTrainer())
+    del bench.log[1:]
+    with pytest.raises(LearnerError, match="the topic was recreated"):
+        bench.run(FakeTrainer())
+
+
+def test_a_reading_that_failed_ends_the_learner(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1))
+    consumer_error = RuntimeError("broken")
+
+    def fail(*_: object) -> None:
+        raise consumer_error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeConsumer, "consume", fail)
+        with pytest.raises(ClawstreamError, match="broken"):
+            bench.run(FakeTrainer())
+
+
+def test_the_trainer_can_load_the_adapter_of_any_version(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.run(FakeTrainer())
+    seen: list[Path] = []
+
+    class Looking(FakeTrainer):
+        """Asks for an adapter that is there and for one that is not."""
+
+        def train(
+            self,
+            segments: Sequence[ScoredSegment],
+            current_version: int,
+            adapter_of: Callable[[int], Path],
+        ) -> Trained | None:
+            seen.append(adapter_of(1))
+            with pytest.raises(RegistryError, match="no version 7"):
+                adapter_of(7)
+            return super().train(segments, current_version, adapter_of)
+
+    bench.arrive(*segments(4, 5, 6, 7))
+    bench.run(Looking())
+    assert stored_weights(seen[0]) == bench.adapter(1)
