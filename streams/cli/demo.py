@@ -1,0 +1,89 @@
+"""``clawstream demo``: the whole loop, watched."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from streams.cli.common import settings_of
+from streams.settings import CONFIG_ENV, Settings, load_settings
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from streams.demo.run import Display
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def demo(
+    ctx: typer.Context,
+    json_file: Path | None = typer.Option(
+        None, "--json", help="Also write the summary to this file, as JSON."
+    ),
+) -> None:
+    """Watch conversations become two new policy versions.
+
+    Starts an embedded Kafka (unless one is configured), gateway, aligner, reward worker,
+    learner and policy server, lets simulated users converse, and stops everything again.
+    Without --config it runs on the demo preset.
+    """
+    import json
+
+    from rich.console import Console
+
+    from streams.demo.run import Demo, demo_folder, taste_of
+    from streams.demo.screen import conclusion, introduction
+
+    settings = _settings(ctx)
+    console = Console()
+    console.print(introduction(settings, taste_of(settings)))
+    with _terminable(), _display(console, settings) as display:
+        summary = Demo(settings, display).run()
+    console.print(conclusion(summary, taste_of(settings)))
+    console.print(f"Data and logs: {demo_folder(settings)} (make clean removes them)")
+    if json_file is not None:
+        json_file.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+
+
+def _settings(ctx: typer.Context) -> Settings:
+    """The file the user named, else the demo preset; the environment stands above both."""
+    named = ctx.find_root().params.get("config") or os.environ.get(CONFIG_ENV)
+    if named:
+        return settings_of(ctx)
+    return load_settings(Path(__file__).parent.parent / "presets" / "demo.yaml")
+
+
+@contextlib.contextmanager
+def _display(console: Console, settings: Settings) -> Iterator[Display]:
+    from rich.live import Live
+
+    from streams.demo.screen import LiveDisplay, LogDisplay
+
+    if not console.is_terminal:
+        yield LogDisplay(console)
+        return
+    with Live(console=console, refresh_per_second=4, transient=True) as live:
+        yield LiveDisplay(live, settings.demo.target_versions)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: everything it started is stopped."""
+
+    def interrupt(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,1 @@
+"""``clawstream demo``: the whole loop on one machine, with simulated users."""

@@ -1,0 +1,199 @@
+"""Starts clawstream's processes on one machine, keeps them running and stops them in order."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+from streams.errors import ClawstreamError
+
+_POLL_S = 0.1
+_STOP_S = 20.0
+_TAIL_LINES = 15
+
+
+class ProcessError(ClawstreamError):
+    """One of our processes did not start, or stopped by itself too often."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One running process.
+
+    Attributes:
+        name: Its command: ``clawstream <name>``.
+        process: The process.
+        log_file: Where both of its outputs go.
+        restarts: How often it was started again after stopping by itself.
+    """
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log_file: Path
+    restarts: int = 0
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.process.poll() is None
+
+
+class Supervisor:
+    """The processes of one pipeline on this machine.
+
+    Each is a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor,
+    which stops them in order. Their ids are kept in a file: what a killed supervisor left behind
+    is ended by the next one in the same folder.
+
+    Args:
+        run_dir: Holds the logs and the file of process ids.
+        config: The settings file given to each process.
+        environ: Extra environment for each process.
+    """
+
+    def __init__(
+        self, run_dir: Path, config: Path, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self._run_dir = run_dir
+        self._config = config
+        self._environ = {**os.environ, **(environ or {})}
+        self._pid_file = run_dir / "processes.json"
+        self._children: dict[str, Child] = {}
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self._end_leftovers()
+
+    @property
+    def children(self) -> Mapping[str, Child]:
+        """By name, in the order of their start."""
+        return self._children
+
+    def start(self, name: str, *arguments: str) -> Child:
+        """Start ``clawstream <name>``, again if it ran before."""
+        log_file = self._run_dir / "logs" / f"{name}.log"
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "streams.cli", "-c", str(self._config), name, *arguments]
+        with log_file.open("ab") as log:
+            process = self._spawn(command, log)
+        before = self._children.get(name)
+        child = Child(name, process, log_file, before.restarts + 1 if before else 0)
+        self._children[name] = child
+        self._remember()
+        return child
+
+    def wait_for_line(self, name: str, marker: str, timeout_s: float) -> str:
+        """Wait until the log of ``name`` has a line that starts with ``marker``.
+
+        Returns:
+            The rest of the newest such line.
+
+        Raises:
+            ProcessError: The process stopped, or the time ran out; ends with its log's tail.
+        """
+        child = self._children[name]
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            lines = child.log_file.read_text(errors="replace").splitlines()
+            for line in reversed(lines):
+                if line.startswith(marker):
+                    return line.removeprefix(marker).strip()
+            if not child.alive:
+                raise ProcessError(
+                    f"{name} stopped with status {child.process.returncode}:\n{tail(child)}"
+                )
+            time.sleep(_POLL_S)
+        raise ProcessError(f"{name} was not ready within {timeout_s:g} s:\n{tail(child)}")
+
+    def restart_stopped(self, limit: int) -> list[str]:
+        """Start again what stopped by itself.
+
+        Args:
+            limit: Most restarts of one process.
+
+        Returns:
+            The names of what was started again.
+
+        Raises:
+            ProcessError: One stopped more often than that; ends with its log's tail.
+        """
+        stopped = [child for child in self._children.values() if not child.alive]
+        for child in stopped:
+            if child.restarts >= limit:
+                raise ProcessError(
+                    f"{child.name} stopped {limit + 1} times, last with status "
+                    f"{child.process.returncode}:\n{tail(child)}"
+                )
+            self.start(child.name)
+        return [child.name for child in stopped]
+
+    def kill(self, name: str) -> None:
+        """End a process at once, as a crash would (SIGKILL)."""
+        child = self._children[name]
+        child.process.kill()
+        child.process.wait()
+
+    def stop(self, names: Sequence[str] | None = None) -> None:
+        """Stop ``names``, or all in the reverse order of their start; SIGKILL as a last resort."""
+        wanted = list(reversed(self._children)) if names is None else list(names)
+        for name in wanted:
+            _end(self._children.pop(name).process)
+        self._remember()
+
+    def _spawn(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=self._environ,
+            start_new_session=True,
+        )
+
+    def _remember(self) -> None:
+        known = {}
+        for child in self._children.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                known[child.process.pid] = psutil.Process(child.process.pid).create_time()
+        self._pid_file.write_text(json.dumps(known), encoding="utf-8")
+
+    def _end_leftovers(self) -> None:
+        if not self._pid_file.exists():
+            return
+        try:
+            known = json.loads(self._pid_file.read_text(encoding="utf-8"))
+        except ValueError:
+            known = {}
+        for pid, created in known.items():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process = psutil.Process(int(pid))
+                # A recycled id belongs to somebody else.
+                if process.create_time() == created:
+                    process.kill()
+                    process.wait(_STOP_S)
+        self._pid_file.unlink()
+
+
+def tail(child: Child) -> str:
+    """The last lines of a process's log."""
+    lines = child.log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
+    return "\n".join([*lines, f"(whole log: {child.log_file})"])
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is not None:
+        return
+    process.terminate()
+    try:
+        process.wait(_STOP_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
