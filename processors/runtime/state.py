@@ -262,8 +262,6 @@ class TransactionalWriter:
             # Fenced or without a broker it may raise; there is nothing left to save.
             with contextlib.suppress(KafkaError):
                 await producer.stop()
-            # A fenced producer leaves a waiter that nobody awaits.
-            _mark_seen([producer._txn_manager.wait_for_transaction_end()])
 
     async def _send(self, producer: AIOKafkaProducer, output: Output) -> Any:
         return await producer.send(

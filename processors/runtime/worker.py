@@ -20,6 +20,7 @@ from typing import Any, cast
 import faust
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
+from faust.tables.manager import TableManager
 from faust.types import TP
 from mode import CrashingSupervisor
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -88,6 +89,14 @@ class BatchApp(faust.App):
         return BatchTransport(
             self.conf.broker_consumer, self, self.worker, self.worker.before_revoke
         )
+
+
+class PromptTables(TableManager):
+    """Begins at once; the stock manager waits a second for tables, of which there are none."""
+
+    async def on_start(self) -> None:
+        await self._update_channels()
+        await self.recovery.start()
 
 
 class BatchWorker:
@@ -313,6 +322,7 @@ class BatchWorker:
             autodiscover=False,
             datadir=data / spec.app_id,
             store="memory://",
+            TableManager=PromptTables,
             web_enabled=spec.web_port > 0,
             web_host=settings.worker.web_host,
             web_bind=settings.worker.web_host,

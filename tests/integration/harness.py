@@ -21,13 +21,15 @@ ROOT = Path(__file__).parents[2]
 POLL_S = 0.05
 
 
-def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> float:
+def wait_until(
+    condition: Callable[[], bool], what: str, timeout_s: float = 30.0, poll_s: float = POLL_S
+) -> float:
     """Wait for ``condition``; returns the seconds it took, fails the test after the limit."""
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > timeout_s:
             raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
-        time.sleep(POLL_S)
+        time.sleep(poll_s)
     return time.monotonic() - began
 
 

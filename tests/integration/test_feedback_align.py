@@ -79,8 +79,10 @@ class AlignBench(Bench):
         partition: int | None = None,
         headers: Mapping[str, bytes] | None = None,
     ) -> None:
-        where = {} if partition is None else {"partition": partition}
-        self.producer.produce(topic, key=key, value=value, headers=dict(headers or {}), **where)
+        where = -1 if partition is None else partition
+        self.producer.produce(
+            topic, key=key, value=value, partition=where, headers=dict(headers or {})
+        )
 
     def converse(self, sessions: int, prefix: str) -> None:
         """Two turns and feedback in each of ``sessions``, a little apart; some end."""
@@ -159,9 +161,9 @@ class AlignBench(Bench):
 
     def assert_exact(self) -> Outputs:
         """Wait until all is closed and forgotten; the outputs are those of the pure run."""
-        wait_until(lambda: self.expected()[1], "everything closed and forgotten", 40)
+        wait_until(lambda: self.expected()[1], "everything closed and forgotten", 40, 0.4)
         expected = self.expected()[0]
-        wait_until(lambda: _total(self.found()) >= _total(expected), "all outputs", 20)
+        wait_until(lambda: _total(self.found()) >= _total(expected), "all outputs", 20, 0.3)
         assert self.found() == expected
         return expected
 
@@ -204,7 +206,7 @@ def bench(
 
 def test_segments_are_exact_after_kills_at_random_moments(bench: AlignBench) -> None:
     moments = random.Random(11)
-    for round_ in range(4):
+    for round_ in range(3):
         worker = bench.start()
         bench.converse(10, f"before-{round_}")
         worker.wait_ready()
@@ -216,7 +218,7 @@ def test_segments_are_exact_after_kills_at_random_moments(bench: AlignBench) -> 
     worker = bench.start()
     expected = bench.assert_exact()
     segments = [CODEC.decode(value, TrajectorySegment) for value in expected[bench.topics.segments]]
-    assert len({segment.segment_id for segment in segments}) >= 200
+    assert len({segment.segment_id for segment in segments}) >= 150
     assert expected[bench.topics.segments].total() == len(segments)
     code, seconds = worker.terminate()
     assert code == 0

@@ -67,9 +67,9 @@ class ToyBench(Bench):
 
     def assert_exact(self) -> None:
         """Wait until every key is closed; then the outputs are those of the pure run."""
-        wait_until(lambda: self.expected()[1], "all keys closed", 40)
+        wait_until(lambda: self.expected()[1], "all keys closed", 40, 0.3)
         expected = self.expected()[0]
-        wait_until(lambda: self.outputs().total() >= expected.total(), "all outputs", 20)
+        wait_until(lambda: self.outputs().total() >= expected.total(), "all outputs", 20, 0.3)
         assert self.outputs() == expected
         assert max(expected.values()) == 1
 
@@ -98,7 +98,7 @@ def bench(
 
 def test_outputs_are_exact_after_kills_at_random_moments(bench: ToyBench) -> None:
     moments = random.Random(5)
-    for _ in range(5):
+    for _ in range(4):
         worker = bench.start("killed", instance="one")
         bench.produce(60)
         worker.wait_ready()
