@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+from processors.reward.agent import RewardProcessor
+from processors.runtime.records import Outcome, Record
+from streams import metrics as names
+from streams.contracts import (
+    AttributedBy,
+    ClosedBy,
+    DeadLetter,
+    DeadLetterReason,
+    FeedbackKind,
+    ScoredSegment,
+    Step,
+    StepFeedback,
+    TrajectorySegment,
+)
+from streams.metrics import ProcessorMetrics
+from streams.serde import build_codec
+from streams.settings import RewardSettings
+from streams.topics import DEAD_LETTERS, SCORED, SEGMENTS
+
+CODEC = build_codec()
+
+
+def segment(number: int, revision: int = 0) -> bytes:
+    thumb = StepFeedback(
+        event_id=f"f{number}",
+        kind=FeedbackKind.THUMB,
+        event_time=2_000,
+        delay_ms=1_000,
+        attributed_by=AttributedBy.TURN_ID,
+        source="test",
+        value=1.0,
+    )
+    return CODEC.encode(
+        TrajectorySegment(
+            segment_id=f"seg{number}",
+            revision=revision,
+            session_id="s",
+            user_id="u",
+            source="test",
+            ordinal=number,
+            closed_by=ClosedBy.END,
+            closed_at=50_000 + number,
+            first_closed_at=50_000 + number,
+            settle_ms=30_000,
+            first_event_time=1_000,
+            last_event_time=2_000,
+            digest="d",
+            steps=(Step(turn_id="a", reply="hello", event_time=1_000, feedback=(thumb,)),),
+        )
+    )
+
+
+def new_processor(metrics: ProcessorMetrics) -> RewardProcessor:
+    return RewardProcessor(0, RewardSettings(), CODEC, metrics, 1_000_000)
+
+
+def feed(processor: RewardProcessor, *values: bytes | None, first: int = 0) -> None:
+    records = [
+        Record(topic=SEGMENTS, partition=0, offset=first + n, timestamp=9, key=b"u", value=value)
+        for n, value in enumerate(values)
+    ]
+    processor.feed(SEGMENTS, records)
+
+
+def kept(outcome: Outcome) -> list[tuple[bytes, bytes]]:
+    return [(key, value) for key, value in outcome.changes.items() if value is not None]
+
+
+def test_a_segment_is_scored_under_the_key_it_came_with() -> None:
+    metrics = ProcessorMetrics("reward")
+    processor = new_processor(metrics)
+    feed(processor, segment(1))
+    outcome = processor.drain(10)
+    (output,) = outcome.outputs
+    assert (output.topic, output.key) == (SCORED, b"u")
+    scored = CODEC.decode(output.value, ScoredSegment)
+    assert scored.segment.segment_id == "seg1"
+    assert scored.rewards[0].reward > 0
+    assert metrics.value(names.SCORED, trainable="true") == 1
+    assert metrics.value(names.NONZERO) == 1
+    assert outcome.applied == {SEGMENTS: 0}
+
+
+def test_a_known_revision_is_counted_and_dropped_also_after_a_restart() -> None:
+    metrics = ProcessorMetrics("reward")
+    processor = new_processor(metrics)
+    feed(processor, segment(1, 1))
+    before = processor.drain(10)
+    restarted = new_processor(metrics)
+    restarted.restore(kept(before), before.meta)
+    feed(restarted, segment(1, 0), segment(1, 1), segment(1, 2), first=1)
+    outcome = restarted.drain(10)
+    (output,) = outcome.outputs
+    assert CODEC.decode(output.value, ScoredSegment).segment.revision == 2
+    assert metrics.value(names.DUPLICATES) == 2
+
+
+def test_a_restart_gives_the_same_bytes() -> None:
+    metrics = ProcessorMetrics("reward")
+    straight, first = new_processor(metrics), new_processor(metrics)
+    feed(straight, segment(1), segment(2), segment(3))
+    expected = [output.value for output in straight.drain(10).outputs]
+    feed(first, segment(1), segment(2))
+    before = first.drain(10)
+    second = new_processor(metrics)
+    second.restore(kept(before), before.meta)
+    feed(second, segment(3), first=2)
+    after = second.drain(10)
+    assert [output.value for output in (*before.outputs, *after.outputs)] == expected
+
+
+def test_broken_segments_become_dead_letters_and_the_rest_is_scored() -> None:
+    processor = new_processor(ProcessorMetrics("reward"))
+    feed(processor, b"\xff", None, segment(1))
+    outputs = processor.drain(10).outputs
+    assert [output.topic for output in outputs] == [DEAD_LETTERS, DEAD_LETTERS, SCORED]
+    letters = [CODEC.decode(output.value, DeadLetter) for output in outputs[:2]]
+    assert [letter.reason for letter in letters] == [
+        DeadLetterReason.UNDECODABLE,
+        DeadLetterReason.NULL_VALUE,
+    ]
+
+
+def test_a_drain_applies_no_more_than_it_may() -> None:
+    processor = new_processor(ProcessorMetrics("reward"))
+    feed(processor, segment(1), segment(2), segment(3))
+    first = processor.drain(2)
+    assert (first.records, first.more, first.applied) == (2, True, {SEGMENTS: 1})
+    assert processor.buffered(SEGMENTS) == 1
+    assert not processor.needs_tick(10**15)
+    second = processor.drain(2)
+    assert (second.records, second.more) == (1, False)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from processors.runtime.topics import check
+from streams.errors import TopicError
+from streams.topics import TopicDescription
+
+ARRIVALS = {"message.timestamp.type": "LogAppendTime"}
+COMPACT = {"cleanup.policy": "compact"}
+
+
+@dataclass(frozen=True)
+class Needs:
+    inputs: tuple[str, ...] = ("a", "b")
+    outputs: tuple[str, ...] = ("out",)
+    changelog: str = "state"
+    ticks: bool = True
+
+
+def described(**changes: TopicDescription | None) -> dict[str, TopicDescription]:
+    found: dict[str, TopicDescription | None] = {
+        "a": topic(4, ARRIVALS),
+        "b": topic(4, ARRIVALS),
+        "out": topic(7, {}),
+        "state": topic(4, COMPACT),
+        **changes,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def topic(partitions: int, config: dict[str, str]) -> TopicDescription:
+    return TopicDescription(partitions=partitions, replication=1, config=config)
+
+
+def test_good_topics_pass_and_tell_the_partitions() -> None:
+    assert check(Needs(), described()) == 4
+
+
+def test_a_missing_topic_is_named() -> None:
+    with pytest.raises(TopicError, match="missing topics: b, out"):
+        check(Needs(), described(b=None, out=None))
+
+
+@pytest.mark.parametrize("name", ["b", "state"])
+def test_inputs_and_changelog_must_have_equal_partitions(name: str) -> None:
+    config = ARRIVALS if name == "b" else COMPACT
+    with pytest.raises(TopicError, match=f"{name} has 3"):
+        check(Needs(), described(**{name: topic(3, config)}))
+
+
+def test_a_changelog_that_deletes_is_refused() -> None:
+    with pytest.raises(TopicError, match=r"state must have cleanup\.policy=compact"):
+        check(Needs(), described(state=topic(4, {"cleanup.policy": "delete"})))
+
+
+def test_inputs_without_arrivals_are_refused_where_the_clock_matters() -> None:
+    found = described(b=topic(4, {"message.timestamp.type": "CreateTime"}))
+    with pytest.raises(TopicError, match=r"^b must have message\.timestamp\.type"):
+        check(Needs(), found)
+    assert check(Needs(ticks=False), found) == 4

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from processors.feedback_align.__main__ import main as align_main
+from processors.reward.__main__ import main as reward_main
+from processors.runtime import topics
+from processors.runtime.connection import aiokafka_config, faust_brokers, faust_credentials
+from streams.errors import SettingsError
+from streams.settings import KafkaSettings
+
+
+@pytest.mark.parametrize("main", [align_main, reward_main])
+def test_an_unreachable_broker_is_said_and_ends_the_worker(
+    main: object,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(topics, "TIMEOUT_S", 1.0)
+    config = tmp_path / "c.yaml"
+    config.write_text(f"data_dir: {tmp_path}\nkafka: {{bootstrap_servers: '127.0.0.1:9'}}\n")
+    assert callable(main)
+    assert main(["--config", str(config)]) == 1
+    said = capsys.readouterr().err
+    assert "BrokerError" in said
+    assert "127.0.0.1:9" in said
+
+
+def test_wrong_settings_and_arguments_have_a_code_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "c.yaml"
+    config.write_text("align: {settle: 3}\n")
+    assert align_main(["--config", str(config)]) == 2
+    assert "align.settle" in capsys.readouterr().err
+    assert align_main(["--nonsense"]) == 2
+
+
+def test_settings_in_the_words_of_each_client() -> None:
+    kafka = KafkaSettings(
+        bootstrap_servers="h1:9092, h2:9093",
+        security_protocol="SASL_PLAINTEXT",
+        sasl_mechanism="SCRAM-SHA-512",
+        sasl_username="me",
+        sasl_password="secret",  # type: ignore[arg-type]
+    )
+    assert faust_brokers(kafka) == "kafka://h1:9092;kafka://h2:9093"
+    config = aiokafka_config(kafka)
+    assert config["sasl_mechanism"] == "SCRAM-SHA-512"
+    assert (config["sasl_plain_username"], config["sasl_plain_password"]) == ("me", "secret")
+    assert faust_credentials(kafka).username == "me"
+    assert faust_credentials(KafkaSettings(bootstrap_servers="h:1")) is None
+
+
+def test_no_address_is_an_error_that_says_what_to_set() -> None:
+    with pytest.raises(SettingsError, match="KAFKA_BOOTSTRAP_SERVERS"):
+        faust_brokers(KafkaSettings())
