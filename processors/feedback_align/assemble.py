@@ -5,7 +5,7 @@ The byte-level choices are numbered in docs/decisions/0001-segment-bytes.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -92,16 +92,21 @@ def _without_retries(branch: Iterable[Turn], bodies: Bodies) -> list[Turn]:
     return sorted(kept.values(), key=order)
 
 
-def shown_feedback(segment: Segment, bodies: Bodies) -> dict[int, list[Feedback]]:
+def shown_feedback(segment: Segment, held: Iterable[Feedback]) -> dict[int, list[Feedback]]:
     """The feedback that a segment shows, in order, by the offset of the reply.
 
-    Feedback linked by ``supersedes`` is one thread; the member with the greatest key stands
-    for it, and a retraction in that place shows nothing.
+    Feedback linked by ``supersedes`` is one thread; the segment's member with the greatest key
+    stands for it, and a retraction in that place shows nothing.
+
+    Args:
+        segment: Its facts.
+        held: All feedback that the session holds: a thread may run through feedback that is
+            not in this segment (decision 0001.19).
     """
     if not any(feedback.supersedes is not None for feedback in segment.feedback):
         shown: Iterable[Feedback] = segment.feedback
     else:
-        shown = _last_of_threads(segment.feedback)
+        shown = _last_of_threads(segment.feedback, held)
     by_reply: dict[int, list[Feedback]] = {}
     for feedback in shown:
         assert feedback.target is not None
@@ -109,7 +114,7 @@ def shown_feedback(segment: Segment, bodies: Bodies) -> dict[int, list[Feedback]
     return by_reply
 
 
-def _last_of_threads(feedback: Sequence[Feedback]) -> list[Feedback]:
+def _last_of_threads(feedback: Sequence[Feedback], held: Iterable[Feedback]) -> list[Feedback]:
     roots: dict[str, str] = {}
 
     def root(name: str) -> str:
@@ -118,11 +123,19 @@ def _last_of_threads(feedback: Sequence[Feedback]) -> list[Feedback]:
             name = above
         return name
 
-    for item in feedback:
+    for item in (*feedback, *held):
         if item.supersedes is not None:
             roots[root(item.event_id)] = root(item.supersedes)
     last = {root(item.event_id): item for item in feedback}
     return [item for item in feedback if last[root(item.event_id)] is item and not item.retraction]
+
+
+def _held_feedback(session: Session, at: int, settings: AlignSettings) -> Iterator[Feedback]:
+    """Feedback that is open, pending, or in a segment visible at ``at``."""
+    yield from session.unpublished.values()
+    for segment in session.segments:
+        if segment.visible_at(at, settings.horizon_ms):
+            yield from segment.feedback
 
 
 def build(
@@ -143,7 +156,8 @@ def build(
         bodies: Where content is.
         settings: The aligner's.
     """
-    steps, off_branch = _content(segment, next_user, bodies)
+    held = _held_feedback(session, closed_at, settings)
+    steps, off_branch = _content(segment, held, next_user, bodies)
     event_times = [turn.key[0] for turn in segment.turns]
     return TrajectorySegment(
         segment_id=segment.segment_id,
@@ -173,10 +187,10 @@ def _lineage(segment: Segment) -> tuple[SourceRef, ...]:
 
 
 def _content(
-    segment: Segment, next_user: Turn | None, bodies: Bodies
+    segment: Segment, held: Iterable[Feedback], next_user: Turn | None, bodies: Bodies
 ) -> tuple[tuple[Step, ...], tuple[BranchReply, ...]]:
     branch = branch_of(segment.turns, bodies)
-    shown = shown_feedback(segment, bodies)
+    shown = shown_feedback(segment, held)
     steps: list[Step] = []
     placed: set[int] = set()
     context = list(segment.carried)

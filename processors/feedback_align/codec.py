@@ -199,13 +199,19 @@ def _feedback_image(fact: Feedback, place: int, bodies: HeldBodies) -> _Feedback
         fact.retraction,
         fact.digest,
         fact.life,
-        fact.target.offset if fact.target is not None else _NONE,
+        _link(fact.target),
         fact.attributed_by,
-        fact.own.offset if fact.own is not None else _NONE,
-        fact.original.offset if fact.original is not None else _NONE,
+        _link(fact.own),
+        _link(fact.original),
         fact.segment.ordinal if fact.segment is not None else _NONE,
         bodies.notes.get(fact.offset),
     )
+
+
+def _link(fact: Fact | None) -> int:
+    if fact is None or fact.life is Life.DEAD or fact.life is Life.FORGOTTEN:
+        return _NONE
+    return fact.offset
 
 
 def _segment_image(segment: Segment, *, fading: bool) -> _Segment:

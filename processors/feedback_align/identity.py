@@ -36,7 +36,7 @@ DUPLICATE = Verdict(None)
 
 def content_digest(record: DialogueTurn | FeedbackEvent) -> bytes:
     """A digest that two records share if and only if their decoded content is equal."""
-    if isinstance(record, FeedbackEvent) and record.value is not None:
+    if isinstance(record, FeedbackEvent) and (record.value == 0 or type(record.value) is int):
         # 1 equals 1.0, and 0.0 equals -0.0; their encodings differ.
         record = replace(record, value=record.value + 0.0)
     return blake2b(_encode(record), digest_size=_DIGEST_BYTES).digest()

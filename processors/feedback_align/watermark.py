@@ -145,6 +145,8 @@ class Merger:
     def _reachable_clock(self) -> int:
         """The clock as far as both topics are read, and no record waits before it."""
         sides = (self._turns, self._feedback)
+        for side in sides:
+            side.pass_unusable()
         clock_ms = min(side.maximum_ms for side in sides) - 1
         arrivals = [side.waiting[0][1] - 1 for side in sides if side.waiting]
         return min(clock_ms, *arrivals) if arrivals else clock_ms

@@ -69,6 +69,11 @@ class Log:
         self._offsets[topic] += 1
         return self.apply(Arrival(topic, 0, offset, arrival_ms, record))
 
+    def put_feedback_at(self, second: int) -> None:
+        """A thumb on a1, so many seconds after 1:00."""
+        time_ms = at("1:00") + second * SECOND
+        self.put(make_feedback(f"late-{second}", time_ms, turn_id="a1"), time_ms)
+
     def until(self, time: str) -> list[TrajectorySegment]:
         """Move the clock; the segments published by it."""
         return segments(self.apply(Advance(at(time))))
@@ -113,7 +118,7 @@ def make_turn(name: str, event_time: int, **fields: Any) -> DialogueTurn:
         "event_id": f"e-{name}",
         "session_id": "s",
         "turn_id": name,
-        "role": _ROLES[name[0]],
+        "role": _ROLES.get(name[0], Role.UNKNOWN),
         "content": f"text of {name}",
         "event_time": event_time,
         "source": "test",

@@ -1,0 +1,137 @@
+"""The table of lives, the diagram, the order of inputs, and what is kept."""
+
+from __future__ import annotations
+
+import pytest
+
+from processors.feedback_align.machine import (
+    TRANSITIONS,
+    Advance,
+    Trigger,
+    new_state,
+    next_due_ms,
+    render_diagram,
+    step,
+    take_changes,
+)
+from processors.feedback_align.model import Life
+from streams.errors import TransitionError
+from tests.unit.processors.feedback_align.logs import SETTINGS, Log, at
+
+
+def test_every_life_is_reached_and_only_ends_have_no_way_out() -> None:
+    reached = {Life.NEW} | set(TRANSITIONS.values())
+    left = {life for life, _ in TRANSITIONS}
+    assert reached == set(Life)
+    assert set(Life) - left == {Life.DEAD, Life.DROPPED, Life.FORGOTTEN}
+    assert {trigger for _, trigger in TRANSITIONS} == set(Trigger)
+
+
+def test_diagram_has_every_transition() -> None:
+    diagram = render_diagram()
+    assert diagram.startswith("stateDiagram-v2\n    [*] --> new\n")
+    for (before, trigger), after in TRANSITIONS.items():
+        assert f"    {before} --> {after}: {trigger}\n" in diagram
+    assert "    forgotten --> [*]\n" in diagram
+
+
+def test_an_illegal_transition_names_event_and_life() -> None:
+    log = Log()
+    log.turn("u1", "0:00")
+    log.session.turns[0].life = Life.DEAD
+    with pytest.raises(
+        TransitionError,
+        match=r"event e-u1 \(topic=dialogue.turns partition=0 offset=0\) is dead and cannot close",
+    ):
+        log.until("1:00:00")
+
+
+def test_a_record_that_the_clock_has_passed_is_refused() -> None:
+    log = Log()
+    log.until("1:00")
+    with pytest.raises(TransitionError, match="records must be merged"):
+        log.turn("u1", "1:00")
+
+
+def test_the_clock_never_goes_back() -> None:
+    state, effects = step(new_state(), Advance(10), SETTINGS)
+    assert effects == ()
+    state, _ = step(state, Advance(5), SETTINGS)
+    assert state.clock_ms == 10
+
+
+def test_next_due() -> None:
+    log = Log()
+    assert next_due_ms(log.state) is None
+    log.turn("u1", "0:00", session_id="one")
+    assert next_due_ms(log.state) == at("30:00")
+    log.turn("a1", "0:10", session_id="one")
+    assert next_due_ms(log.state) == at("5:10")
+    log.turn("a2", "0:20", session_id="two", session_done=True)
+    assert next_due_ms(log.state) == at("0:50")
+    log.until("0:50")
+    assert next_due_ms(log.state) == at("5:10")
+    log.feedback("f", "5:00", turn_id="a1", session_id="one")
+    assert next_due_ms(log.state) == at("5:30")
+    log.until("5:30")
+    assert next_due_ms(log.state) == at("24:00:50")
+
+
+def test_changes_since_the_last_time() -> None:
+    log = Log()
+    log.turn("u1", "0:00", session_id="one")
+    log.turn("u1", "0:00", session_id="two", session_done=True)
+    changed, forgotten = take_changes(log.state)
+    assert changed.keys() == {("default", "one"), ("default", "two")}
+    assert forgotten == set()
+    log.turn("u1", "0:00", "0:01", session_id="one")
+    assert take_changes(log.state) == ({}, set())
+    log.until("0:30")
+    assert take_changes(log.state)[0].keys() == {("default", "two")}
+    log.until("50:00:00")
+    changed, forgotten = take_changes(log.state)
+    assert changed == {}
+    assert forgotten == {("default", "one"), ("default", "two")}
+
+
+def test_a_session_that_comes_back_is_changed_not_forgotten() -> None:
+    log = Log()
+    log.feedback("f", "0:00", turn_id="a1")
+    log.until("1:00:00")
+    assert take_changes(log.state) == ({}, {("default", "s")})
+    log.feedback("f", "0:00", "1:00:01", turn_id="a1")
+    log.until("2:00:01")
+    log.turn("u1", "2:00:02")
+    changed, forgotten = take_changes(log.state)
+    assert (changed.keys(), forgotten) == ({("default", "s")}, set())
+
+
+def test_idle_sessions_leave_nothing_behind() -> None:
+    log = Log()
+    for number in range(50):
+        log.turn("u1", "0:00", session_id=f"s{number}")
+    log.until("72:00:00")
+    assert log.state.sessions == {}
+    assert log.state.due == []
+    assert len(log.segments) == 50
+
+
+def test_a_session_that_goes_on_for_weeks_stays_small() -> None:
+    log = Log()
+    for hour in range(24 * 21):
+        log.turn(f"u{hour}", f"{hour}:00:00")
+        log.turn(f"a{hour}", f"{hour}:00:10", session_done=True)
+        log.feedback(f"f{hour}", f"{hour}:10:00", turn_id=f"a{hour}")
+    session = log.session
+    sizes = {
+        len(session.turns) // 2,
+        len(session.events) // 3,
+        len(session.turn_ids) // 2,
+        len(session.bodies.turns) // 2,
+        len(session.bodies.notes),
+        len(session.segments),
+        len(session.boundaries),
+        len(session.owners),
+    }
+    assert max(sizes) <= 26
+    assert len(session.ghosts) + len(session.fading) <= 2

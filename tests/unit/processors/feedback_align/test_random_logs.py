@@ -1,0 +1,221 @@
+"""What must hold at every point of any log; derived state is checked by computing it anew."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+
+import pytest
+
+from processors.feedback_align import attribution, cuts
+from processors.feedback_align.codec import decode_session, encode_session
+from processors.feedback_align.machine import (
+    Advance,
+    Arrival,
+    DropDuplicate,
+    Effect,
+    EmitSegment,
+    Input,
+    PartitionState,
+    Reject,
+    new_state,
+    next_due_ms,
+    restore_state,
+    step,
+    take_changes,
+)
+from processors.feedback_align.model import Life, Pending, Run, Session, SessionKey
+from streams.contracts import SourceRef
+from tests.unit.processors.feedback_align.random_logs import TINY, random_log
+
+SEEDS = range(60)
+
+
+def run(inputs: list[Input]) -> tuple[PartitionState, list[Effect]]:
+    state, effects = new_state(), []
+    for item in inputs:
+        state, more = step(state, item, TINY)
+        effects.extend(more)
+    return state, effects
+
+
+def outputs(effects: list[Effect]) -> list[Effect]:
+    """Effects in an order that does not depend on that of sessions."""
+    return sorted(effects, key=repr)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_derived_state_equals_what_a_fresh_computation_gives(seed: int) -> None:
+    state = new_state()
+    for item in random_log(seed):
+        state, _ = step(state, item, TINY)
+        for session in state.sessions.values():
+            check_session(session)
+        dues = [s.due_ms for s in state.sessions.values() if s.due_ms is not None]
+        assert next_due_ms(state) == (min(dues) if dues else None)
+        assert all(due > state.clock_ms for due in dues)
+    assert not state.sessions
+
+
+def check_session(session: Session) -> None:
+    check_runs(session)
+    check_feedback(session)
+    for segment in (*session.segments, *session.fading):
+        assert bool(segment.pending) == (segment.ordinal in session.revisable)
+        if segment.pending:
+            sums = pending_sums(segment.pending)
+            assert not segment.pending.stale
+            cuts.recount_pending(segment.pending, TINY)
+            assert pending_sums(segment.pending) == sums
+        assert segment.turns == sorted(segment.turns, key=lambda turn: turn.key)
+        assert all(t.segment is segment and t.life is Life.PUBLISHED for t in segment.turns)
+        assert all(f.segment is segment and f.target is not None for f in segment.feedback)
+
+
+def pending_sums(pending: Pending) -> tuple[int, int, int]:
+    return pending.latest_stamp, pending.first_arrival, pending.ready_ms
+
+
+def check_runs(session: Session) -> None:
+    turns = [turn for turn in session.turns if turn.life is Life.OPEN]
+    runs: dict[object, list[object]] = {}
+    for turn in turns:
+        floor = max((b for b in session.boundaries if b < turn.key), default=None)
+        runs.setdefault(floor, []).append(turn)
+    assert {r.floor: r.turns for r in session.runs} == runs
+    for open_run in session.runs:
+        fresh = Run(open_run.floor, open_run.turns)
+        cuts.refold(fresh, session.unpublished.values(), TINY)
+        assert not open_run.stale
+        assert asdict(open_run.piece) == asdict(fresh.piece)
+
+
+def check_feedback(session: Session) -> None:
+    for feedback in session.unpublished.values():
+        target = attribution.resolve(session, feedback, TINY)
+        assert feedback.target is (target.turn if target else None)
+        assert feedback.attributed_by == (target.attributed_by if target else None)
+        assert (feedback.offset in session.orphans) == (target is None)
+        segment = target.turn.segment if target else None
+        assert feedback.segment is segment
+        assert (feedback.life is Life.PENDING) == (segment is not None)
+        if segment is not None:
+            assert feedback.offset in segment.pending.feedback
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_event_ends_once_and_settled(seed: int) -> None:
+    inputs = random_log(seed)
+    _, effects = run(inputs)
+    # A forgotten session that gets the same first event again gives the same id again.
+    latest: dict[tuple[str, int], EmitSegment] = {}
+    stamps = {
+        (i.topic, i.offset): max(i.arrival_ms, i.record.event_time)
+        for i in inputs
+        if isinstance(i, Arrival)
+    }
+    for effect in effects:
+        if isinstance(effect, EmitSegment):
+            segment = effect.segment
+            name = (segment.segment_id, segment.first_closed_at)
+            before = latest.get(name)
+            assert segment.revision == (before.segment.revision + 1 if before else 0)
+            assert before is None or set(before.segment.lineage) < set(segment.lineage)
+            assert all(
+                stamps[ref.topic, ref.offset] + TINY.settle_ms <= segment.closed_at
+                for ref in segment.lineage
+            )
+            latest[name] = effect
+    ends: Counter[tuple[str, int]] = Counter()
+    for emitted in latest.values():
+        ends.update((ref.topic, ref.offset) for ref in emitted.segment.lineage)
+    for effect in effects:
+        if isinstance(effect, Reject):
+            ends[effect.arrival.topic, effect.arrival.offset] += 1
+        elif isinstance(effect, DropDuplicate):
+            ends[effect.topic, effect.offset] += 1
+    assert ends == Counter(dict.fromkeys(stamps, 1))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_restart_after_every_input_changes_nothing(seed: int) -> None:
+    inputs = random_log(seed)
+    _, expected = run(inputs)
+    kept: dict[SessionKey, bytes] = {}
+    clock = new_state().clock_ms
+    effects: list[Effect] = []
+    for item in inputs:
+        state = restore_state([decode_session(data) for data in kept.values()], clock, TINY)
+        state, more = step(state, item, TINY)
+        effects.extend(more)
+        changed, forgotten = take_changes(state)
+        kept |= {key: encode_session(session) for key, session in changed.items()}
+        for key in forgotten:
+            kept.pop(key, None)
+        clock = state.clock_ms
+        assert kept.keys() == state.sessions.keys()
+    assert outputs(effects) == outputs(expected)
+    assert not kept
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_encoding_is_stable(seed: int) -> None:
+    state = new_state()
+    for item in random_log(seed):
+        state, _ = step(state, item, TINY)
+        for session in take_changes(state)[0].values():
+            data = encode_session(session)
+            assert encode_session(decode_session(data)) == data
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_batches_and_neighbours_change_nothing(seed: int) -> None:
+    inputs = random_log(seed, sessions=3)
+    _, together = run(inputs)
+    records = [item for item in inputs if isinstance(item, Arrival)]
+    end = inputs[-1]
+    assert isinstance(end, Advance)
+    alone: list[Effect] = []
+    for name in {item.record.session_id for item in records}:
+        own: list[Input] = [item for item in records if item.record.session_id == name]
+        alone.extend(run([*own, end])[1])
+    assert outputs(alone) == outputs(together)
+
+
+def test_the_logs_reach_everything() -> None:
+    """Guards the generator: a log without these would prove little."""
+    seen: Counter[str] = Counter()
+    for seed in SEEDS:
+        for effect in run(random_log(seed))[1]:
+            if isinstance(effect, EmitSegment):
+                segment = effect.segment
+                seen[segment.closed_by.value] += 1
+                seen["revision"] += segment.revision > 0
+                seen["off_branch"] += bool(segment.off_branch)
+                seen["carried"] += any(m.carried for s in segment.steps for m in s.context)
+                seen["alternatives"] += any(s.alternatives for s in segment.steps)
+                seen["next"] += any(s.next_user_turn for s in segment.steps)
+            elif isinstance(effect, Reject):
+                seen[effect.reason.value] += 1
+            else:
+                seen[type(effect).__name__] += 1
+    closings = ("end", "gap", "size", "duration", "revision")
+    shapes = ("off_branch", "carried", "alternatives", "next")
+    reasons = (
+        "future_timestamp",
+        "conflicting_duplicate",
+        "beyond_horizon",
+        "unmatched_feedback",
+        "invalid",
+    )
+    others = ("DropDuplicate", "HeldBack", "SessionForgotten")
+    expected = (*closings, *shapes, *reasons, *others)
+    assert {name: seen[name] for name in expected if seen[name] < 5} == {}
+
+
+def test_lineage_is_sorted() -> None:
+    for effect in run(random_log(1))[1]:
+        if isinstance(effect, EmitSegment):
+            lineage = effect.segment.lineage
+            assert list(lineage) == sorted(lineage)
+            assert all(isinstance(ref, SourceRef) for ref in lineage)
