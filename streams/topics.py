@@ -153,11 +153,12 @@ def load_inventory(path: Path | None = None) -> Inventory:
         TopicError: It cannot be read, a key is missing, unknown or unusable (the message
             names it), or topics that belong together differ in partitions.
     """
-    source = resource_path("topics.yaml") if path is None else path
+    source = path or Path("topics.yaml")
     try:
+        source = path or resource_path("topics.yaml")
         loaded = yaml.safe_load(source.read_text(encoding="utf-8"))
     except OSError as error:
-        raise TopicError(f"cannot read {source}: {error.strerror}") from error
+        raise TopicError(f"cannot read {source}: {error.strerror or error}") from error
     except yaml.YAMLError as error:
         raise TopicError(f"{source} is not valid YAML: {error}") from error
     try:

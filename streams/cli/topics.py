@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +48,8 @@ def apply_plan(
     """Create and change topics where nothing is lost by it, all or nothing."""
     admin, topic_plan = _make(ctx, file, replication)
     topic_plan.raise_if_refused()
-    admin.apply(topic_plan)
+    with _busy("changing topics"):
+        admin.apply(topic_plan)
     _show(topic_plan, as_json, applied=True)
 
 
@@ -61,7 +63,14 @@ def _make(
     settings = settings_of(ctx)
     inventory = with_replication(load_inventory(file), replication)
     admin = Admin(settings.kafka, resolve_bootstrap(settings))
-    return admin, admin.plan(inventory)
+    with _busy("comparing topics"):
+        return admin, admin.plan(inventory)
+
+
+def _busy(doing: str) -> AbstractContextManager[object]:
+    from rich.console import Console
+
+    return Console(stderr=True).status(doing)
 
 
 def _show(topic_plan: TopicPlan, as_json: bool, *, applied: bool) -> None:
