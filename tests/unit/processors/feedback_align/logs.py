@@ -59,9 +59,11 @@ class Log:
         """A turn: ``u…`` user, ``a…`` assistant, ``s…`` system, ``t…`` tool; id = name."""
         return self.put(make_turn(name, at(time), **fields), at(arrival or time))
 
-    def feedback(self, name: str, time: str, arrival: str | None = None, **fields: Any) -> None:
+    def feedback(
+        self, name: str, time: str, arrival: str | None = None, **fields: Any
+    ) -> tuple[Effect, ...]:
         """A feedback event, a thumb unless ``kind`` is given."""
-        self.put(make_feedback(name, at(time), **fields), at(arrival or time))
+        return self.put(make_feedback(name, at(time), **fields), at(arrival or time))
 
     def put(self, record: DialogueTurn | FeedbackEvent, arrival_ms: int) -> tuple[Effect, ...]:
         topic = TURNS if isinstance(record, DialogueTurn) else FEEDBACK

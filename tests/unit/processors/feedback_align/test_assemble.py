@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hashlib import sha256
+from typing import Any
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from streams.contracts import Message, Role, SourceRef, ToolCall, TurnType
 from streams.settings import AlignSettings
 from tests.unit.processors.feedback_align.logs import Log, at, shown
 
-DONE = {"session_done": True}
+DONE: dict[str, Any] = {"session_done": True}
 
 
 def context(log: Log, segment: int = 0, step: int = 0) -> list[str]:

@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from processors.feedback_align.identity import content_digest, turn_size
-from processors.feedback_align.machine import DropDuplicate, SessionForgotten
+from processors.feedback_align.machine import DropDuplicate, Effect, SessionForgotten
 from streams.contracts import FeedbackKind, TurnType
 from tests.unit.processors.feedback_align.logs import Log, at, make_feedback, make_turn
 
 Play = Callable[[Log], Any]
 
 
-def closed_once(log: Log) -> None:
+def closed_once(log: Log) -> tuple[Effect, ...]:
     """u1 and a1 in a segment closed at 0:40, published with a thumb on a1."""
     log.turn("u1", "0:00")
-    log.feedback("f1", "0:10", turn_id="a1")
     log.turn("a1", "0:10", session_done=True)
+    return log.feedback("f1", "0:10", turn_id="a1")
 
 
 REJECTED: dict[str, tuple[Play, str | None]] = {

@@ -103,7 +103,8 @@ def test_a_session_that_comes_back_is_changed_not_forgotten() -> None:
     log.until("2:00:01")
     log.turn("u1", "2:00:02")
     changed, forgotten = take_changes(log.state)
-    assert (changed.keys(), forgotten) == ({("default", "s")}, set())
+    assert changed.keys() == {("default", "s")}
+    assert forgotten == set()
 
 
 def test_idle_sessions_leave_nothing_behind() -> None:

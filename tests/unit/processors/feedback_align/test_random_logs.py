@@ -32,7 +32,8 @@ SEEDS = range(60)
 
 
 def run(inputs: list[Input]) -> tuple[PartitionState, list[Effect]]:
-    state, effects = new_state(), []
+    state = new_state()
+    effects: list[Effect] = []
     for item in inputs:
         state, more = step(state, item, TINY)
         effects.extend(more)

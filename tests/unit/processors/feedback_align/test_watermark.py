@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from processors.feedback_align.machine import Advance, Arrival, Input
-from processors.feedback_align.watermark import Merger, Position
+from processors.feedback_align.watermark import Merger, Payload, Position
 from streams.errors import StateError
 from streams.topics import FEEDBACK, TURNS
 from tests.unit.processors.feedback_align.logs import make_feedback, make_turn
@@ -17,10 +17,11 @@ def offer(merger: Merger, *records: tuple[str, int, int]) -> None:
     """(``t`` turn, ``f`` feedback, ``T`` or ``F`` tick; offset; timestamp)."""
     for kind, offset, time in records:
         topic = TURNS if kind in "tT" else FEEDBACK
-        record = {
-            "t": make_turn(f"u{offset}", time),
-            "f": make_feedback(f"f{offset}", time),
-        }.get(kind)
+        record: Payload = None
+        if kind == "t":
+            record = make_turn(f"u{offset}", time)
+        elif kind == "f":
+            record = make_feedback(f"f{offset}", time)
         merger.offer(topic, offset, time, record)
 
 
