@@ -68,16 +68,16 @@ def test_the_suites_broker_answers(kafka_bootstrap: str) -> None:
 
 def test_a_node_is_found_again_and_keeps_topics_and_address(folder: Path) -> None:
     steps: list[str] = []
-    running = start_kafka(folder, on_step=steps.append)
-    assert any("starting Kafka at" in step for step in steps)
-    assert kafka_status(folder) == running
+    with ThreadPoolExecutor() as pool:
+        running, other = pool.map(lambda _: start_kafka(folder, on_step=steps.append), range(2))
+    assert running == other == kafka_status(folder)
+    assert len(java_of(folder)) == 1
+    assert len([step for step in steps if "starting Kafka at" in step]) == 1
     assert "ünï" in str(running.data_dir)
     assert_listens_on_loopback_only(running)
     create_topics(running.bootstrap_servers, {"kept": (3, {})})
 
-    with ThreadPoolExecutor() as pool:
-        again = list(pool.map(lambda _: start_kafka(folder), range(2)))
-    assert again == [running, running]
+    assert start_kafka(folder) == running
     with pytest.raises(BrokerError, match=f"already runs at {running.bootstrap_servers}"):
         start_kafka(folder, port=1)
 
@@ -108,20 +108,6 @@ def assert_listens_on_loopback_only(running: RunningKafka) -> None:
     assert {ip.removeprefix("::ffff:") for ip in listening} == {"127.0.0.1"}
 
 
-def test_two_who_start_at_once_get_one_node(folder: Path) -> None:
-    with ThreadPoolExecutor() as pool:
-        first, second = pool.map(lambda _: start_kafka(folder), range(2))
-    assert first == second
-    assert len(java_of(folder)) == 1
-
-
-def test_a_frozen_node_is_killed(folder: Path) -> None:
-    running = start_kafka(folder)
-    os.kill(running.pid, signal.SIGSTOP)
-    assert stop_kafka(folder, timeout_s=0.2) is True
-    assert java_of(folder) == []
-
-
 def test_a_taken_port_is_named(folder: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -132,11 +118,14 @@ def test_a_taken_port_is_named(folder: Path) -> None:
     assert java_of(folder) == []
 
 
-def test_a_damaged_folder_shows_the_end_of_the_log_and_leaves_nothing_running(
+def test_a_frozen_node_is_killed_and_a_damaged_folder_shows_the_end_of_the_log(
     folder: Path,
 ) -> None:
-    start_kafka(folder)
-    stop_kafka(folder)
+    running = start_kafka(folder)
+    os.kill(running.pid, signal.SIGSTOP)
+    assert stop_kafka(folder, timeout_s=0.2) is True
+    assert java_of(folder) == []
+
     meta = folder / "data" / "meta.properties"
     meta.write_text(meta.read_text().replace("node.id=1", "node.id=7"))
     with pytest.raises(BrokerError, match=r"ended while it was starting(?s:.*)Stored node id 7"):
