@@ -114,15 +114,14 @@ def running_engine(
     base: BaseModel, table: Any, *, max_batch: int = 4, batch_wait_ms: int = 0, **options: Any
 ) -> Iterator[Engine]:
     """An engine with its thread, stopped at the end."""
-    engine = Engine(
-        table,
-        decode=base.chat.decode,
-        end_token_ids=frozenset({base.chat.eos_token_id}),
-        metrics=ServeMetrics(CollectorRegistry()),
-        max_batch=max_batch,
-        batch_wait_ms=batch_wait_ms,
-        **options,
-    )
+    values = {
+        "decode": base.chat.decode,
+        "end_token_ids": frozenset({base.chat.eos_token_id}),
+        "metrics": ServeMetrics(CollectorRegistry()),
+        "max_batch": max_batch,
+        "batch_wait_ms": batch_wait_ms,
+    }
+    engine = Engine(table, **(values | options))
     engine.start()
     try:
         yield engine
