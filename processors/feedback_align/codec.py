@@ -97,6 +97,7 @@ class _Session(msgspec.Struct, array_like=True, frozen=True):
     format: Literal[1]
     policy: str
     session_id: str
+    applied: Key
     now_ms: int
     ordinal: int
     last_accepted_ms: int
@@ -139,6 +140,7 @@ def encode_session(session: Session) -> bytes:
             _FORMAT,
             session.policy,
             session.session_id,
+            session.applied,
             session.now_ms,
             session.ordinal,
             session.last_accepted_ms,
@@ -240,6 +242,7 @@ def decode_session(data: bytes) -> Session:
     session = Session(
         policy=image.policy,
         session_id=image.session_id,
+        applied=image.applied,
         now_ms=image.now_ms,
         ordinal=image.ordinal,
         last_accepted_ms=image.last_accepted_ms,

@@ -4,7 +4,8 @@ Theory of operation
 -------------------
 One :class:`PartitionState` holds the sessions of one input partition. :func:`step` takes it
 and one input, an :class:`Arrival` (one record; both topics already merged by ``watermark``)
-or an :class:`Advance` (the clock), and returns it with the effects, in order. There is no
+or an :class:`Advance` (the clock), and returns it with the effects, in order. A session
+skips records that it has already. There is no
 wall clock, no randomness and no I/O; the clock is the arrival time in the log.
 
 An arriving record is judged (``identity``) and becomes a *fact*. A turn joins the *run* of
@@ -380,13 +381,20 @@ def _arrive(
 ) -> None:
     record = event.record
     key = (record.policy, record.session_id)
-    session = state.sessions.get(key) or Session(*key)
+    known = state.sessions.get(key)
+    session = known or Session(*key)
+    place = (event.arrival_ms, int(isinstance(record, FeedbackEvent)), event.offset)
+    if place <= session.applied:
+        return
+    session.applied = place
     if session.segments or session.fading:
         _age(session, event.arrival_ms, settings)
     fact = _fact(event)
     verdict = identity.judge(session, fact, settings)
     if verdict is not None:
         _turn_away(event, fact, verdict, effects)
+        if known is not None:
+            state.changed[key] = session
         return
     session.now_ms = session.last_accepted_ms = event.arrival_ms
     session.events[fact.event_id] = fact
@@ -810,7 +818,9 @@ def _drop(session: Session, segment: Segment) -> None:
         fact.segment = None
         if isinstance(fact, Feedback):
             fact.target = None
-        elif session.turn_ids.get(fact.turn_id) is fact:
+            continue
+        del session.turns[bisect_left(session.turns, fact.key, key=order)]
+        if session.turn_ids.get(fact.turn_id) is fact:
             del session.turn_ids[fact.turn_id]
     session.ghosts.extend(facts)
     del session.owners[segment.boundary]
@@ -818,7 +828,6 @@ def _drop(session: Session, segment: Segment) -> None:
 
 def _tidy(session: Session, arrival_ms: int, horizon_ms: int) -> None:
     """Remove what dropped segments left and nothing needs any more."""
-    session.turns = [turn for turn in session.turns if turn.life is not Life.FORGOTTEN]
     ghosts, session.ghosts = session.ghosts, []
     for ghost in ghosts:
         if session.events.get(ghost.event_id) is not ghost:

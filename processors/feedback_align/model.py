@@ -265,6 +265,9 @@ class Session:
     """All there is to know about one session.
 
     Attributes:
+        applied: Where in the log its last record stands, (arrival, 0 for turns and 1 for
+            feedback, offset). What is not later is skipped, so that a session that was kept
+            after its partition's positions goes on right when its records are read again.
         now_ms: The time of the last record accepted or action done: nothing is due earlier.
         ordinal: That of the next segment.
         last_accepted_ms: The latest accepted arrival.
@@ -290,6 +293,7 @@ class Session:
 
     policy: str
     session_id: str
+    applied: Key = ()
     now_ms: int = NEVER
     ordinal: int = 0
     last_accepted_ms: int = NEVER

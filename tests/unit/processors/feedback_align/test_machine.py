@@ -84,7 +84,11 @@ def test_changes_since_the_last_time() -> None:
     changed, forgotten = take_changes(log.state)
     assert changed.keys() == {("default", "one"), ("default", "two")}
     assert forgotten == set()
-    log.turn("u1", "0:00", "0:01", session_id="one")
+    log.until("0:20")
+    assert take_changes(log.state) == ({}, set())
+    log.turn("u1", "0:00", "0:21", session_id="one")
+    assert take_changes(log.state)[0].keys() == {("default", "one")}
+    log.turn("u9", "9:00", "0:22", session_id="three")
     assert take_changes(log.state) == ({}, set())
     log.until("0:30")
     assert take_changes(log.state)[0].keys() == {("default", "two")}

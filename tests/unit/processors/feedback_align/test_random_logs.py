@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict
+from random import Random
 
 import pytest
 
@@ -32,12 +33,7 @@ SEEDS = range(60)
 
 
 def run(inputs: list[Input]) -> tuple[PartitionState, list[Effect]]:
-    state = new_state()
-    effects: list[Effect] = []
-    for item in inputs:
-        state, more = step(state, item, TINY)
-        effects.extend(more)
-    return state, effects
+    return play(new_state(), inputs)
 
 
 def outputs(effects: list[Effect]) -> list[Effect]:
@@ -157,6 +153,38 @@ def test_a_restart_after_every_input_changes_nothing(seed: int) -> None:
         assert kept.keys() == state.sessions.keys()
     assert outputs(effects) == outputs(expected)
     assert not kept
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_records_read_again_change_nothing(seed: int) -> None:
+    """Some sessions were kept after a batch of which the partition's positions know nothing.
+
+    What the batch forgot is still there: a session's record is removed after its positions
+    were kept.
+    """
+    inputs = random_log(seed, sessions=3)
+    half = len(inputs) // 2
+    batch, rest = inputs[half : half + 10], inputs[half + 10 :]
+    before, _ = run(inputs[:half])
+    old, clock = {session.key: session for session in copies(before)}, before.clock_ms
+    after, expected = play(before, batch)
+    rng = Random(seed)
+    new = {session.key: session for session in copies(after) if rng.random() < 0.7}
+    state, again = play(restore_state((old | new).values(), clock, TINY), batch)
+    assert [effect for effect in again if effect not in expected] == []
+    assert outputs(play(state, rest)[1]) == outputs(play(after, rest)[1])
+
+
+def play(state: PartitionState, inputs: list[Input]) -> tuple[PartitionState, list[Effect]]:
+    effects: list[Effect] = []
+    for item in inputs:
+        state, more = step(state, item, TINY)
+        effects.extend(more)
+    return state, effects
+
+
+def copies(state: PartitionState) -> list[Session]:
+    return [decode_session(encode_session(session)) for session in state.sessions.values()]
 
 
 @pytest.mark.parametrize("seed", SEEDS)
