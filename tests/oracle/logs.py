@@ -189,7 +189,8 @@ class LogWriter:
     def __init__(self, chooser: Chooser, settings: AlignSettings) -> None:
         self._pick = chooser
         self._settings = settings
-        self._clock = BASE_MS
+        # Late enough that no event but those of 1970 happens before it.
+        self._clock = max(BASE_MS, 8 * settings.horizon_ms)
         self._turns: list[LogRecord] = []
         self._feedback: list[LogRecord] = []
         self._past: dict[tuple[str, str], _SessionPast] = {}
@@ -361,7 +362,7 @@ class LogWriter:
             request_id=self._maybe(30, ("r1", "r2", "r3")),
             role=role,
             content=self._pick.choice(CONTENTS),
-            event_time=self._turn_time(past),
+            event_time=max(0, self._turn_time(past)),
             source=self._pick.choice(("gateway", "importer")),
             user_id=self._maybe(30, ("u1", "u2")),
             turn_type=TurnType.SIDE if self._pick.chance(8) else TurnType.MAIN,
@@ -441,7 +442,7 @@ class LogWriter:
             policy=policy,
             session_id=session_id,
             turn_id=self._feedback_turn_id(past, about),
-            event_time=self._feedback_time(past, about),
+            event_time=max(0, self._feedback_time(past, about)),
             kind=FeedbackKind.RETRACTION if retracts else self._pick.choice(LIVE_KINDS),
             value=self._maybe(60, (1.0, -1.0, 0.0)),
             text=self._maybe(20, ("nein", "不对")),
@@ -507,7 +508,9 @@ class LogWriter:
         if mode < 85:
             return self._on_the_other_topic(record)
         if isinstance(record, DialogueTurn):
-            return replace(record, event_id=self._name("e"), event_time=self._turn_time(past))
+            return replace(
+                record, event_id=self._name("e"), event_time=max(0, self._turn_time(past))
+            )
         return replace(record, event_id=self._name("f"))
 
     def _changed(self, record: DialogueTurn | FeedbackEvent) -> DialogueTurn | FeedbackEvent:
