@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", type=Path, help="settings file (YAML)")
     arguments = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = load_settings(arguments.config)
         # Torch takes seconds to load: a mistake in the settings shows before.
@@ -49,17 +50,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def stop_on_signals() -> threading.Event:
     """An event that the first SIGTERM or SIGINT sets; the second ends the process at once.
 
-    A thread waits for them: a handler would run inside the main thread, possibly while that
-    holds the event's own lock.
+    A thread hears of them through a pipe: a handler would run inside the main thread, possibly
+    while that holds the event's own lock.
     """
     stopping = threading.Event()
-    signals = {signal.SIGTERM, signal.SIGINT}
-    signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+    signal.set_wakeup_fd(writer)
 
     def watch() -> None:
-        signal.sigwait(signals)
+        os.read(reader, 1)
         stopping.set()
-        os._exit(_EXIT_SIGNAL + signal.sigwait(signals))
+        os._exit(_EXIT_SIGNAL + os.read(reader, 1)[0])
 
     threading.Thread(target=watch, name="learner-signals", daemon=True).start()
     return stopping

@@ -114,7 +114,9 @@ class ArtifactStore:
             _remove(path)
 
     def _folder(self, policy: str) -> Path:
-        return self._root / _checked_name(quote(policy, safe=""))
+        encoded = quote(policy, safe="")
+        # A leading dot, which quoting leaves, would hide the folder or lead out.
+        return self._root / _checked_name(f"%2E{encoded[1:]}" if encoded[:1] == "." else encoded)
 
 
 def verify(uri: str, files: Mapping[str, str]) -> Path:

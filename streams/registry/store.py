@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -289,12 +290,11 @@ class Registry:
         with self._read("count the uses of segments") as session:
             for chunk in _chunks(segment_ids):
                 query = (
-                    select(LineageRow.segment_id, func.count())
+                    select(LineageRow.segment_id, func.count().label("uses"))
                     .where(LineageRow.policy == policy, LineageRow.segment_id.in_(chunk))
                     .group_by(LineageRow.segment_id)
                 )
-                for segment_id, count in session.execute(query):
-                    uses[segment_id] = count
+                uses |= {row.segment_id: row.uses for row in session.execute(query)}
         return uses
 
     def latest_checkpoint(self, policy: str) -> Checkpoint | None:
@@ -356,7 +356,7 @@ class Registry:
     def _errors(self, what: str) -> Iterator[None]:
         try:
             yield
-        except (SQLAlchemyError, CommandError, OSError) as error:
+        except (SQLAlchemyError, sqlite3.Error, CommandError, OSError) as error:
             _raise_mapped(error, what, self._engine.url)
 
     def _migrate(self) -> None:
@@ -449,10 +449,23 @@ def _begin_sqlite(connection: Connection) -> None:
 
 
 def _alembic_config(connection: Connection) -> Config:
+    config = _base_config()
+    config.attributes["connection"] = connection
+    return config
+
+
+def offline_config(dialect: str) -> Config:
+    """For ``alembic.command.upgrade(…, sql=True)``: prints the tables' SQL for a database that
+    only its administrator may change."""
+    config = _base_config()
+    config.attributes["dialect"] = dialect
+    return config
+
+
+def _base_config() -> Config:
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
     config.set_main_option("path_separator", "os")
-    config.attributes["connection"] = connection
     return config
 
 

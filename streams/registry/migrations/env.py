@@ -11,7 +11,8 @@ from alembic import context
 from streams.registry.models import Base
 
 context.configure(
-    connection=context.config.attributes["connection"],
+    connection=context.config.attributes.get("connection"),
+    dialect_name=context.config.attributes.get("dialect"),
     target_metadata=Base.metadata,
     transactional_ddl=True,
 )

@@ -1,0 +1,219 @@
+"""``clawstream versions``: what was learned, from what, and what became of it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from streams.cli.common import print_json, settings_of
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from streams.contracts import ModelVersion
+    from streams.registry import Registry, SegmentUse, StatusChange
+
+app = typer.Typer(no_args_is_help=True, help="List and show policy versions.")
+
+_JSON = typer.Option(False, "--json", help="Print JSON for machines.")
+_KEY_METRICS = ("rewards/mean", "losses/approx_kl")
+"""The metrics that have a column of their own in the list."""
+
+
+@app.command("list")
+def list_versions(
+    ctx: typer.Context,
+    policy: str | None = typer.Option(None, "--policy", help="One policy; all without it."),
+    as_json: bool = _JSON,
+) -> None:
+    """List all versions; the one each policy answers with is marked."""
+    with _open_registry(ctx) as registry:
+        versions = registry.versions(policy)
+        live = {name: registry.live(name) for name in {v.policy for v in versions}}
+    if as_json:
+        print_json([_as_dict(v) | {"is_live": live[v.policy] == v.version} for v in versions])
+    elif versions:
+        _print(_list_table(versions, live))
+    else:
+        typer.echo("no versions yet: every policy answers with its base model")
+
+
+@app.command("show")
+def show_version(
+    ctx: typer.Context,
+    version: int = typer.Argument(help="The version's number.", min=1),
+    policy: str | None = typer.Option(
+        None, "--policy", help="Its policy; learner.policy of the settings without it."
+    ),
+    as_json: bool = _JSON,
+) -> None:
+    """Show one version: its history, metrics, gate, sources and lineage."""
+    from streams.errors import RegistryError
+
+    name = policy or settings_of(ctx).learner.policy
+    with _open_registry(ctx) as registry:
+        found = registry.get(name, version)
+        if found is None:
+            raise RegistryError(
+                f"policy {name!r} has no version {version}: `clawstream versions list` shows "
+                "which there are"
+            )
+        is_live = registry.live(name) == version
+        history = registry.history(name, version)
+        lineage = registry.lineage(name, version)
+    if as_json:
+        print_json(
+            _as_dict(found)
+            | {
+                "is_live": is_live,
+                "history": [asdict(change) for change in history],
+                "lineage": [asdict(use) for use in lineage],
+            }
+        )
+    else:
+        _print(*_show_tables(found, is_live, history, lineage))
+
+
+def _open_registry(ctx: typer.Context) -> AbstractContextManager[Registry]:
+    from streams.registry import Registry
+
+    return Registry.open(settings_of(ctx).effective_registry_url)
+
+
+def _as_dict(version: ModelVersion) -> dict[str, Any]:
+    return asdict(version)
+
+
+def _print(*tables: Table) -> None:
+    from rich.console import Console
+
+    console = Console()
+    for table in tables:
+        console.print(table)
+
+
+def _list_table(versions: tuple[ModelVersion, ...], live: dict[str, int | None]) -> Table:
+    from rich.table import Table
+
+    table = Table("policy", "version", "", "status", "parent", "segments", *_KEY_METRICS, "made")
+    for version in versions:
+        mark = "live" if live[version.policy] == version.version else ""
+        _add_row(
+            table,
+            version.policy,
+            version.version,
+            mark,
+            version.status.value,
+            _parent(version),
+            version.segment_count,
+            *(_number(version.metrics.get(name)) for name in _KEY_METRICS),
+            _time(version.event_time),
+        )
+    return table
+
+
+def _show_tables(
+    version: ModelVersion,
+    is_live: bool,
+    history: tuple[StatusChange, ...],
+    lineage: tuple[SegmentUse, ...],
+) -> list[Table]:
+    return [
+        _facts_table(version, is_live),
+        _history_table(history),
+        _gate_table(version),
+        _metrics_table(version),
+        _sources_table(version, lineage),
+    ]
+
+
+def _facts_table(version: ModelVersion, is_live: bool) -> Table:
+    from rich.table import Table
+
+    table = Table(title=f"{version.policy} version {version.version}", show_header=False)
+    facts = {
+        "status": version.status.value + (" (live now)" if is_live else ""),
+        "reason": version.reason,
+        "parent": _parent(version),
+        "made": _time(version.event_time),
+        "base model": f"{version.base_model_id} {version.base_model_digest[:12]}",
+        "adapter": version.adapter_uri,
+        "rank, alpha": f"{version.adapter_rank}, {version.adapter_alpha}",
+        "optimizer steps": version.optimizer_step,
+        "segments": version.segment_count,
+        "steps by version": ", ".join(f"{k}: {n}" for k, n in version.behaviour_versions.items()),
+        "settings": version.config_hash,
+    }
+    for name, value in facts.items():
+        _add_row(table, name, value)
+    return table
+
+
+def _history_table(history: tuple[StatusChange, ...]) -> Table:
+    from rich.table import Table
+
+    table = Table("when", "status", "why", "announced", title="history")
+    for change in history:
+        waiting = "waiting" if change.event_id is not None else ""
+        announced = waiting if change.published_at is None else _time(change.published_at)
+        _add_row(table, _time(change.changed_at), change.status.value, change.reason, announced)
+    return table
+
+
+def _gate_table(version: ModelVersion) -> Table:
+    from rich.table import Table
+
+    table = Table("check", "passed", "value", "allowed", "", title="gate")
+    for decision in version.gate:
+        _add_row(
+            table,
+            decision.name,
+            "yes" if decision.passed else "no",
+            _number(decision.value),
+            _number(decision.threshold),
+            decision.detail,
+        )
+    return table
+
+
+def _metrics_table(version: ModelVersion) -> Table:
+    from rich.table import Table
+
+    table = Table("metric", "value", title="metrics")
+    for name, value in sorted(version.metrics.items()):
+        _add_row(table, name, _number(value))
+    return table
+
+
+def _sources_table(version: ModelVersion, lineage: tuple[SegmentUse, ...]) -> Table:
+    from rich.table import Table
+
+    table = Table("topic", "partition", "from", "to", title="log it has seen")
+    for offsets in version.source_offsets:
+        _add_row(table, offsets.topic, offsets.partition, offsets.start, offsets.end)
+    table.caption = f"{len(lineage)} segments were trained on; --json lists them"
+    return table
+
+
+def _add_row(table: Table, *values: object) -> None:
+    """Add a row of plain text: what a record says is never markup."""
+    from rich.text import Text
+
+    table.add_row(*(Text("" if value is None else str(value)) for value in values))
+
+
+def _parent(version: ModelVersion) -> str:
+    return "base" if version.parent is None else str(version.parent)
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _time(at_ms: int) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(at_ms / 1000, tz=UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import yaml
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from streams.contracts import DeadLetter, DeadLetterReason, ModelVersion, VersionStatus
+from streams.registry import Registry, verify
+from streams.serde import build_codec
+from tests.conftest import CreateTopics
+from tests.unit.learner.fakes import encoded, scored
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+
+PARTITIONS = 2
+DEADLINE_S = 90.0
+T = TypeVar("T", ModelVersion, DeadLetter)
+
+
+class Rig:
+    """A learner process over its own topics, registry and artifacts."""
+
+    def __init__(self, folder: Path, bootstrap: str, name: Callable[[str], str]) -> None:
+        self.folder = folder
+        self.bootstrap = bootstrap
+        self.topics = {kind: name(kind) for kind in ("scored", "versions", "dead")}
+        self.config = folder / "settings.yaml"
+        self.process: subprocess.Popen[bytes] | None = None
+        self._producer = Producer({"bootstrap.servers": bootstrap})
+        self._sent = 0
+
+    def configure(self, **learner: object) -> None:
+        """Write the settings file; the next start reads it."""
+        values = {
+            "data_dir": str(self.folder / "data"),
+            "kafka": {"bootstrap_servers": self.bootstrap},
+            "learner": {
+                "min_sample_size": 4,
+                "update_segments": 8,
+                "update_interval_ms": 0,
+                "batch_segments": 8,
+                **learner,
+            },
+        }
+        self.config.write_text(yaml.safe_dump(values), encoding="utf-8")
+
+    def start(self) -> subprocess.Popen[bytes]:
+        """Start the learner."""
+        command = [sys.executable, "-m", "tests.integration.learner_worker", str(self.config)]
+        with (self.folder / "learner.log").open("ab") as log:
+            self.process = subprocess.Popen([*command, *self.topics.values()], stderr=log)
+        return self.process
+
+    def send(self, count: int) -> None:
+        """Produce new segments and wait until Kafka has them."""
+        for number in range(self._sent, self._sent + count):
+            self.send_value(encoded(scored(f"s{number}")), number % PARTITIONS)
+        self._sent += count
+
+    def send_value(self, value: bytes, partition: int = 0) -> None:
+        """Produce one value and wait until Kafka has it."""
+        self._producer.produce(self.topics["scored"], value=value, partition=partition)
+        assert self._producer.flush(30) == 0
+
+    def registry(self) -> Registry:
+        """The learner's registry."""
+        return Registry.open(f"sqlite:///{self.folder}/data/registry.db")
+
+    def wait_for_version(self, number: int) -> None:
+        """Wait until a version is recorded."""
+        with self.registry() as registry:
+            self.wait_until(lambda: registry.next_version("default") > number)
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait for a condition; fail with the learner's log if it does not come about."""
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition():
+            ended = self.process is not None and self.process.poll() is not None
+            if ended or time.monotonic() > deadline:
+                raise AssertionError(f"it did not come about; the log says:\n{self.log()}")
+            time.sleep(0.02)
+
+    def log(self) -> str:
+        """What the learner logged so far."""
+        return (self.folder / "learner.log").read_text(encoding="utf-8")
+
+    def read(self, kind: str, record_type: type[T]) -> list[T]:
+        """Everything in one of the output topics."""
+        codec = build_codec()
+        return [codec.decode(value, record_type) for value in self.values(kind)]
+
+    def values(self, kind: str) -> list[bytes]:
+        """The raw values in one of the output topics."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "test-reader"})
+        try:
+            partition = TopicPartition(self.topics[kind], 0, 0)
+            _, high = consumer.get_watermark_offsets(partition, timeout=30)
+            consumer.assign([partition])
+            found: list[Any] = []
+            while len(found) < high:
+                found.extend(consumer.consume(high - len(found), 1.0))
+            return [message.value() for message in found]
+        finally:
+            consumer.close()
+
+    def close(self) -> None:
+        """End the learner if it still runs."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(30)
+
+
+@pytest.fixture
+def rig(
+    tmp_path: Path,
+    kafka_bootstrap: str,
+    unique_name: Callable[[str], str],
+    create_topics: CreateTopics,
+) -> Iterator[Rig]:
+    made = Rig(tmp_path, kafka_bootstrap, unique_name)
+    create_topics(
+        {
+            made.topics["scored"]: (PARTITIONS, {}),
+            made.topics["versions"]: (1, {}),
+            made.topics["dead"]: (1, {}),
+        }
+    )
+    yield made
+    made.close()
+
+
+def test_kills_leave_one_version_per_number_and_lose_no_segment(rig: Rig) -> None:
+    rig.configure(batch_segments=100)
+    for version in (1, 2):
+        process = rig.start()
+        rig.send(8)
+        # Killed as soon as the transaction is visible: before, between or after the event.
+        rig.wait_for_version(version)
+        process.kill()
+        assert process.wait(30) == -signal.SIGKILL
+    rig.configure(batch_segments=100, max_updates=1)
+    process = rig.start()
+    rig.send(8)
+    assert process.wait(DEADLINE_S) == 0, rig.log()
+
+    with rig.registry() as registry:
+        versions = registry.versions("default")
+        assert registry.unpublished() == ()
+        assert registry.live("default") == versions[-1].version
+        announced = {v.event_id for v in versions}
+        used = {use.segment_id for v in versions for use in registry.lineage("default", v.version)}
+    assert [v.version for v in versions] == [1, 2, 3]
+    assert used == {f"s{n}" for n in range(24)}
+    _check_offsets(versions, total=24)
+    _check_events(rig, announced)
+
+
+def _check_offsets(versions: tuple[ModelVersion, ...], *, total: int) -> None:
+    """The ranges of successive versions join up and cover everything that was sent."""
+    for partition in range(PARTITIONS):
+        ranges = [v.source_offsets[partition] for v in versions]
+        assert ranges[0].start == 0
+        assert ranges[-1].end == total // PARTITIONS
+        assert all(before.end == after.start for before, after in pairwise(ranges))
+
+
+def _check_events(rig: Rig, announced: set[str]) -> None:
+    """Every version was announced, a second time only with the same bytes, in order."""
+    values = rig.values("versions")
+    events = rig.read("versions", ModelVersion)
+    assert {event.event_id for event in events} == announced
+    assert len(set(values)) == len(announced)
+    assert [e.version for e in events] == sorted(e.version for e in events)
+    for event in events:
+        assert event.status is VersionStatus.LIVE
+        assert event.adapter_uri is not None
+        verify(event.adapter_uri, event.adapter_files)
+
+
+def test_poison_goes_to_the_dead_letters_and_sigterm_ends_quickly(rig: Rig) -> None:
+    rig.configure()
+    rig.send(4)
+    rig.send_value(b"\xffpoison", 0)
+    rig.send(4)
+    process = rig.start()
+    rig.wait_for_version(1)
+    rig.wait_until(lambda: "update version=1" in rig.log())
+    process.terminate()
+    began = time.monotonic()
+    assert process.wait(30) == 0, rig.log()
+    assert time.monotonic() - began < 5.0
+    (letter,) = rig.read("dead", DeadLetter)
+    assert letter.reason is DeadLetterReason.UNDECODABLE
+    assert (letter.topic, letter.partition, letter.offset) == (rig.topics["scored"], 0, 2)
+    assert letter.value == b"\xffpoison"
+    with rig.registry() as registry:
+        assert len(registry.lineage("default", 1)) == 8
+
+
+def test_the_window_is_rebuilt_from_the_log(rig: Rig) -> None:
+    rig.configure(max_updates=1)
+    rig.send(8)
+    assert rig.start().wait(DEADLINE_S) == 0, rig.log()
+    with rig.registry() as registry:
+        before = registry.latest_checkpoint("default")
+    assert before is not None
+    rig.configure(max_updates=1, update_segments=2, batch_segments=100)
+    rig.send(2)
+    assert rig.start().wait(DEADLINE_S) == 0, rig.log()
+    with rig.registry() as registry:
+        after = registry.latest_checkpoint("default")
+        lineage = registry.lineage("default", 2)
+    assert after is not None
+    assert after.window[:8] == before.window
+    assert {use.segment_id for use in lineage} == {f"s{n}" for n in range(10)}
