@@ -134,7 +134,7 @@ class VersionWatcher:
     def __init__(
         self,
         *,
-        make_consumer: Callable[[], Consumer],
+        make_consumer: Callable[[], Any],
         topic: str,
         codec: Codec,
         base: BaseModel,

@@ -437,7 +437,7 @@ def test_versions_of_a_real_topic_go_live_and_roll_back(
     create_topics({topic: (1, {"cleanup.policy": "compact"})})
 
     def publish(adapter: Adapter, status: VersionStatus, base: BaseModel, **fields: Any) -> None:
-        values = {
+        values: dict[str, Any] = {
             "event_id": f"{adapter.version}-{status}",
             "version": adapter.version,
             "status": status,

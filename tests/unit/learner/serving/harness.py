@@ -114,7 +114,7 @@ def running_engine(
     base: BaseModel, table: Any, *, max_batch: int = 4, batch_wait_ms: int = 0, **options: Any
 ) -> Iterator[Engine]:
     """An engine with its thread, stopped at the end."""
-    values = {
+    values: dict[str, Any] = {
         "decode": base.chat.decode,
         "end_token_ids": frozenset({base.chat.eos_token_id}),
         "metrics": ServeMetrics(CollectorRegistry()),

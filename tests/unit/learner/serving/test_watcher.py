@@ -31,7 +31,7 @@ CANDIDATE, REJECTED, RETIRED = (
 
 
 def event(version: int, status: VersionStatus, event_id: str = "", **fields: Any) -> ModelVersion:
-    values = {
+    values: dict[str, Any] = {
         "event_id": event_id or f"{version}-{status}",
         "version": version,
         "status": status,
@@ -180,7 +180,7 @@ class Scene:
         )
 
     def event(self, adapter: Adapter, status: VersionStatus, **fields: Any) -> ModelVersion:
-        values = {
+        values: dict[str, Any] = {
             "adapter_uri": adapter.folder.as_uri(),
             "adapter_files": dict(adapter.files),
             "base_model_digest": self.base.base_digest,
