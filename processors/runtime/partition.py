@@ -269,13 +269,17 @@ class PartitionRunner:
     async def _step(self) -> bool:
         """Feed what waits, apply one portion, write it. Whether there is more to apply."""
         self._feed()
-        outcome = self.processor.drain(self._limits.batch_records)
+        outcome = self._onward(self.processor.drain(self._limits.batch_records))
         self._balance()
         if outcome.outputs or outcome.changes:
             await self._write(outcome)
         else:
             await self._owe(outcome)
         return outcome.more or bool(self._inbox)
+
+    def _onward(self, outcome: Outcome) -> Outcome:
+        """The outcome with the offsets of topics that it says nothing about."""
+        return replace(outcome, applied={**self._committed, **outcome.applied})
 
     def _feed(self) -> None:
         while self._inbox:

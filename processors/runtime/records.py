@@ -73,7 +73,8 @@ class Outcome:
         outputs: Records to produce, in order.
         changes: State entries that changed since the last outcome; None means forgotten.
         meta: The processor's own state of the whole partition (clocks, maxima).
-        applied: Per topic, the offset of the last record applied so far.
+        applied: Per topic, the offset of the last record applied so far; topics of which
+            nothing was applied since the restore may be left out.
         records: How many records this outcome applied.
         more: Whether another drain would apply more without further input.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import sys
 import threading
@@ -343,12 +344,18 @@ class BatchWorker:
             app.timer(self.settings.worker.tick_interval_ms / 1000)(self.tick)
         app.timer(STATISTICS_INTERVAL_S)(self.report)
         if self.spec.web_port:
-            app.page("/metrics")(self._serve_metrics)
+            _serve_metrics(app, self.metrics)
 
-    async def _serve_metrics(self, view: Any, _request: Any) -> Any:
+
+def _serve_metrics(app: BatchApp, metrics: ProcessorMetrics) -> None:
+    """Add ``/metrics`` to the app's web views."""
+
+    async def page(view: Any, _request: Any) -> Any:
         return view.bytes(
-            generate_latest(self.metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
+            generate_latest(metrics.registry), headers={"Content-Type": CONTENT_TYPE_LATEST}
         )
+
+    app.page("/metrics", name="metrics")(page)
 
 
 def _instance_id(spec: WorkerSpec, settings: Settings) -> str | None:
@@ -441,9 +448,12 @@ def _execute(worker: BatchWorker) -> int:
         workdir=Path.cwd(),
         loop=asyncio.get_event_loop(),
     )
+    process.spinner = None
     try:
         process.execute_from_commandline()
     except SystemExit as stop:
+        # Everything is closed; searching a large state for cycles would only delay the exit.
+        gc.freeze()
         return stop.code if isinstance(stop.code, int) else 1
     return 0
 

@@ -53,6 +53,23 @@ async def test_what_was_applied_before_a_restart_is_skipped() -> None:
     await runner.close()
 
 
+async def test_offsets_restored_are_kept_by_what_is_written_next() -> None:
+    stage = Stage(state=RestoredState({}, {"a": 7, "b": 3}, b"m"))
+    runner = stage.runner()
+    await runner.open()
+    runner.release()
+    await settle()
+    await runner.hold()
+    assert stage.writer.commits == []
+    runner.release()
+    await runner.accept("a", [record("a", 8)])
+    await settle()
+    ((_, _, meta),) = stage.writer.commits
+    assert decode_meta(meta)[0] == {"a": 8, "b": 3}
+    assert runner.applied_offset("b") == 3
+    await runner.close()
+
+
 async def test_what_gathers_during_a_transaction_goes_into_the_next_one(
     stage: Stage, runner: PartitionRunner
 ) -> None:
