@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import signal
 import sys
@@ -10,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from streams.errors import ClawstreamError
+
+READY = "ready"
+"""The event of the line that a process prints when it is ready."""
 
 
 def argument_parser(name: str, description: str) -> argparse.ArgumentParser:
@@ -30,6 +34,11 @@ def configure_logging(level: int = logging.INFO) -> None:
     # Their request lines would drown ours.
     for chatty in ("httpx", "httpcore", "uvicorn.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def announce_ready(**facts: object) -> None:
+    """Print the line of JSON that tells a supervisor that requests are taken."""
+    print(json.dumps({"event": READY, **facts}), flush=True)
 
 
 def report(error: ClawstreamError) -> int:

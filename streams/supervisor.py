@@ -11,11 +11,15 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import psutil
 
 from streams.errors import ClawstreamError
+from streams.process import READY
+
+PROCESSES: Sequence[str] = ("serve", "learn", "align", "reward", "gateway")
+"""The processes of a pipeline in the order of their start; the slowest to load first."""
 
 _POLL_S = 0.1
 _STOP_S = 20.0
@@ -34,12 +38,14 @@ class Child:
         name: Its command: ``clawstream <name>``.
         process: The process.
         log_file: Where both of its outputs go.
+        log_start: Size of that file when it was started, in bytes.
         restarts: How often it was started again after stopping by itself.
     """
 
     name: str
     process: subprocess.Popen[bytes]
     log_file: Path
+    log_start: int = 0
     restarts: int = 0
 
     @property
@@ -57,12 +63,12 @@ class Supervisor:
 
     Args:
         run_dir: Holds the logs and the file of process ids.
-        config: The settings file given to each process.
+        config: The settings file given to each process; None leaves them the environment.
         environ: Extra environment for each process.
     """
 
     def __init__(
-        self, run_dir: Path, config: Path, environ: Mapping[str, str] | None = None
+        self, run_dir: Path, config: Path | None, environ: Mapping[str, str] | None = None
     ) -> None:
         self._run_dir = run_dir
         self._config = config
@@ -81,20 +87,23 @@ class Supervisor:
         """Start ``clawstream <name>``, again if it ran before."""
         log_file = self._run_dir / "logs" / f"{name}.log"
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "streams.cli", "-c", str(self._config), name, *arguments]
+        config = [] if self._config is None else ["-c", str(self._config)]
+        command = [sys.executable, "-m", "streams.cli", *config, name, *arguments]
         with log_file.open("ab") as log:
+            log_start = log.tell()
             process = self._spawn(command, log)
         before = self._children.get(name)
-        child = Child(name, process, log_file, before.restarts + 1 if before else 0)
+        restarts = before.restarts + 1 if before else 0
+        child = Child(name, process, log_file, log_start, restarts)
         self._children[name] = child
         self._remember()
         return child
 
-    def wait_for_line(self, name: str, marker: str, timeout_s: float) -> str:
-        """Wait until the log of ``name`` has a line that starts with ``marker``.
+    def wait_ready(self, name: str, timeout_s: float) -> dict[str, Any]:
+        """Wait until ``name`` has announced that it is ready.
 
         Returns:
-            The rest of the newest such line.
+            The facts of its newest announcement.
 
         Raises:
             ProcessError: The process stopped, or the time ran out; ends with its log's tail.
@@ -102,10 +111,9 @@ class Supervisor:
         child = self._children[name]
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            lines = child.log_file.read_text(errors="replace").splitlines()
-            for line in reversed(lines):
-                if line.startswith(marker):
-                    return line.removeprefix(marker).strip()
+            for line in _lines(child):
+                if line.startswith("{") and (facts := _ready_facts(line)) is not None:
+                    return facts
             if not child.alive:
                 raise ProcessError(
                     f"{name} stopped with status {child.process.returncode}:\n{tail(child)}"
@@ -184,8 +192,22 @@ class Supervisor:
 
 def tail(child: Child) -> str:
     """The last lines of a process's log."""
-    lines = child.log_file.read_text(errors="replace").splitlines()[-_TAIL_LINES:]
-    return "\n".join([*lines, f"(whole log: {child.log_file})"])
+    return "\n".join([*_lines(child)[-_TAIL_LINES:], f"(whole log: {child.log_file})"])
+
+
+def _lines(child: Child) -> list[str]:
+    """What the process has logged since its latest start."""
+    with child.log_file.open("rb") as log:
+        log.seek(child.log_start)
+        return log.read().decode(errors="replace").splitlines()
+
+
+def _ready_facts(line: str) -> dict[str, Any] | None:
+    try:
+        facts = json.loads(line)
+    except ValueError:
+        return None
+    return facts if facts.get("event") == READY else None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from streams.cli.common import settings_of
+from streams.cli.common import settings_of, terminable
 from streams.settings import CONFIG_ENV, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ def demo(
     settings = _settings(ctx)
     console = Console()
     console.print(introduction(settings, taste_of(settings)))
-    with _terminable(), _display(console, settings) as display:
+    with terminable(), _display(console, settings) as display:
         summary = Demo(settings, display).run()
     console.print(conclusion(summary, taste_of(settings)))
     console.print(f"Data and logs: {demo_folder(settings)} (make clean removes them)")
@@ -73,17 +72,3 @@ def _display(console: Console, settings: Settings) -> Iterator[Display]:
         return
     with Live(console=console, refresh_per_second=4, transient=True) as live:
         yield LiveDisplay(live, settings.demo.target_versions)
-
-
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: everything it started is stopped."""
-
-    def interrupt(_number: int, _frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

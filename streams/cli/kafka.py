@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,23 +12,22 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from streams.settings import Settings, load_settings
+from streams.cli.common import print_json, settings_of
+from streams.settings import Settings
 
 if TYPE_CHECKING:
     from streams.kafka.embedded import RunningKafka
 
-app = typer.Typer(no_args_is_help=True, help="Start, stop and show the embedded Kafka node.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Start, stop and show the embedded Kafka node.",
+)
 
 _DATA_DIR = typer.Option(
     None, "--data-dir", help="Its folder; kafka in the data folder if left out."
 )
 _JSON = typer.Option(False, "--json", help="Print JSON for machines.")
-
-
-def settings_of(ctx: typer.Context) -> Settings:
-    """The settings that the root command loaded, else those of the environment."""
-    root = ctx.find_root().obj
-    return root if isinstance(root, Settings) else load_settings()
 
 
 @app.command()
@@ -78,7 +76,7 @@ def down(
     with Console(stderr=True).status("stopping Kafka"):
         stopped = stop_kafka(folder)
     if as_json:
-        _print_json({"stopped": stopped, "data_dir": str(folder.resolve())})
+        print_json({"stopped": stopped, "data_dir": str(folder.resolve())})
     else:
         sys.stdout.write("Kafka stopped\n" if stopped else f"no Kafka runs in {folder}\n")
 
@@ -98,7 +96,7 @@ def status(
         _show(running, as_json)
         return
     if as_json:
-        _print_json({"running": False, "data_dir": str(folder.resolve())})
+        print_json({"running": False, "data_dir": str(folder.resolve())})
     else:
         sys.stdout.write(f"no Kafka runs in {folder}; start one with: clawstream kafka up\n")
     raise typer.Exit(3)
@@ -115,7 +113,7 @@ def _show(running: RunningKafka, as_json: bool) -> None:
 
     facts = _facts(running, answering=answers(running.bootstrap_servers))
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     state = "running" if facts["answering"] else "alive, but does not answer yet"
     sys.stdout.write(
@@ -146,10 +144,6 @@ def _duration(seconds: int) -> str:
     minutes, seconds = divmod(seconds, 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{seconds:02}"
-
-
-def _print_json(value: dict[str, Any]) -> None:
-    sys.stdout.write(json.dumps(value) + "\n")
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -10,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from streams.cli.kafka import settings_of
+from streams.cli.common import print_json, settings_of
 
 if TYPE_CHECKING:
     from streams.kafka.admin import Admin
     from streams.topics import Change, TopicPlan
 
-app = typer.Typer(no_args_is_help=True, help="Compare the cluster's topics with topics.yaml.")
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    help="Compare the cluster's topics with topics.yaml.",
+)
 
 _FILE = typer.Option(None, "--file", help="An inventory of your own, in the form of topics.yaml.")
 _REPLICATION = typer.Option(
@@ -76,7 +79,7 @@ def _busy(doing: str) -> AbstractContextManager[object]:
 def _show(topic_plan: TopicPlan, as_json: bool, *, applied: bool) -> None:
     if as_json:
         changes = [_as_dict(change) for change in topic_plan.changes]
-        sys.stdout.write(json.dumps({"applied": applied, "changes": changes}) + "\n")
+        print_json({"applied": applied, "changes": changes})
     elif not topic_plan.changes:
         sys.stdout.write("the cluster's topics are as topics.yaml has them\n")
     else:

@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,11 +27,8 @@ from streams.kafka.clients import make_consumer, make_producer
 from streams.kafka.embedded import start_kafka, stop_kafka
 from streams.serde import build_codec
 from streams.settings import Settings, load_settings
-from streams.supervisor import Supervisor
+from streams.supervisor import PROCESSES, Supervisor
 from streams.topics import FEEDBACK, load_inventory
-
-PROCESSES: Sequence[str] = ("serve", "learn", "align", "reward", "gateway")
-"""In the order of their start; the slowest to load first."""
 
 READY_S = 180.0
 RESTARTS = 2
@@ -171,7 +168,7 @@ class Demo:
             supervisor.start(name)
         self._display.step("loading the base model (the first time it is converted, half a minute)")
         for name in ("serve", "gateway"):
-            supervisor.wait_for_line(name, "listening", READY_S)
+            supervisor.wait_ready(name, READY_S)
         wait_healthy(f"http://127.0.0.1:{settings.serve.port}/health", READY_S)
 
     async def _converse(

@@ -88,13 +88,13 @@ def introduction(settings: Settings, taste: Taste) -> Panel:
             settings.model.base,
             ") through the gateway.\n",
             (taste.sentence, "bold"),
-            "\nThey judge the replies the model really gives; what they say flows through a real "
-            "Kafka,\nis aligned, scored and trained on with PPO, and the new versions take over "
+            "\nThey judge the replies the model really gives. What they say flows through a real "
+            "Kafka, is aligned, scored and trained on with PPO, and the new versions take over "
             "while they talk.\n\nShortened for the demo: events settle for "
             f"{_seconds(align.settle_ms)} (usually 30 s), a pause of {_seconds(align.gap_ms)} "
-            f"ends a segment (5 min),\nan update needs {learner.update_segments} segments and "
+            f"ends a segment (5 min), an update needs {learner.update_segments} segments and "
             f"{_seconds(learner.update_interval_ms)} (256 and 5 min), at a learning rate of "
-            f"{learner.learning_rate:g}.\nThe review of three negative ratings in a row is off: "
+            f"{learner.learning_rate:g}. The review of three negative ratings in a row is off: "
             "these users dislike a lot, honestly.",
         ),
         title="clawstream demo",

@@ -20,6 +20,7 @@ from streams.gateway.service import GatewayService
 from streams.gateway.spool import Spool
 from streams.kafka.clients import producer_config, resolve_bootstrap
 from streams.process import (
+    announce_ready,
     argument_parser,
     command_line,
     configure_logging,
@@ -64,9 +65,9 @@ def _run(settings: Settings, host: str | None, port: int | None) -> int:
     sender = KafkaSender(config)
     spool = Spool((settings.gateway.spool_dir or settings.data_dir / "spool") / "gateway.db")
     try:
-        address = "{}:{}".format(*listener.getsockname()[:2])
-        logger.info("gateway on http://%s/v1 for %s", address, settings.gateway.upstream_url)
-        print(f"listening http://{address}", flush=True)
+        bound, taken = listener.getsockname()[:2]
+        logger.info("gateway on %s:%d for %s", bound, taken, settings.gateway.upstream_url)
+        announce_ready(url=f"http://{bound}:{taken}", host=bound, port=taken)
         app = _application(settings, SpoolingPublisher(sender, spool))
         server = uvicorn.Server(
             uvicorn.Config(

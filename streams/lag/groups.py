@@ -1,0 +1,134 @@
+"""How far each stage is behind its input, from committed offsets and topic ends."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient
+
+from streams.errors import BrokerError
+from streams.topics import FEEDBACK, SEGMENTS, TURNS
+
+_TIMEOUT_S = 10.0
+_PEEK_RECORDS = 100
+_PEEK_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A consumer group and the topics it reads."""
+
+    name: str
+    group: str
+    topics: tuple[str, ...]
+
+
+STAGES: Sequence[Stage] = (
+    Stage("align", "feedback_align", (TURNS, FEEDBACK)),
+    Stage("reward", "reward", (SEGMENTS,)),
+)
+"""The stages whose offsets are committed to Kafka; the learner's live with its versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionLag:
+    """One partition of one stage.
+
+    Attributes:
+        stage: The stage.
+        topic: Its input.
+        partition: The partition.
+        current: Next offset to read; None if the stage has not committed any.
+        end: Offset behind the newest record.
+        lag: Records not read yet. Markers of transactions have offsets too and are not counted
+            once the stage stands right before the end.
+    """
+
+    stage: str
+    topic: str
+    partition: int
+    current: int | None
+    end: int
+    lag: int
+
+
+def measure(
+    admin: AdminClient,
+    consumer: Consumer,
+    positions: Mapping[Stage, Mapping[tuple[str, int], int]],
+) -> list[PartitionLag]:
+    """The lag of each partition of each stage.
+
+    Args:
+        admin: For groups and topics.
+        consumer: A read_committed consumer with ``enable.partition.eof`` for looking whether
+            anything but markers is left; it is assigned here.
+        positions: Where stages stand that do not commit to Kafka.
+
+    Raises:
+        BrokerError: Kafka does not answer, or a topic is missing.
+    """
+    found: list[PartitionLag] = []
+    try:
+        known = admin.list_topics(timeout=_TIMEOUT_S).topics
+        for stage in (*STAGES, *positions):
+            committed = positions[stage] if stage in positions else _committed(admin, stage.group)
+            for topic in stage.topics:
+                if topic not in known:
+                    raise BrokerError(f"topic {topic} is missing: run `clawstream topics apply`")
+                found.extend(
+                    _partition(consumer, stage, topic, partition, committed.get((topic, partition)))
+                    for partition in sorted(known[topic].partitions)
+                )
+    except KafkaException as error:
+        raise BrokerError(f"cannot read offsets: {error.args[0]}") from error
+    return found
+
+
+def _committed(admin: AdminClient, group: str) -> dict[tuple[str, int], int]:
+    request = [ConsumerGroupTopicPartitions(group)]
+    answer = admin.list_consumer_group_offsets(request)[group]
+    try:
+        offsets: Any = answer.result(timeout=_TIMEOUT_S).topic_partitions
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
+            return {}
+        raise
+    return {(place.topic, place.partition): place.offset for place in offsets}
+
+
+def _partition(
+    consumer: Consumer, stage: Stage, topic: str, partition: int, current: int | None
+) -> PartitionLag:
+    start, end = consumer.get_watermark_offsets(
+        TopicPartition(topic, partition), timeout=_TIMEOUT_S
+    )
+    lag = max(0, end - max(start, current or 0))
+    if 0 < lag <= _PEEK_RECORDS and current is not None:
+        lag = _unread(consumer, TopicPartition(topic, partition, current))
+    return PartitionLag(stage.name, topic, partition, current, end, lag)
+
+
+def _unread(consumer: Consumer, place: TopicPartition) -> int:
+    """Records from ``place`` to the end, markers not counted."""
+    consumer.assign([place])
+    records, deadline_s = 0, time.monotonic() + _PEEK_S
+    while time.monotonic() < deadline_s:
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        error = message.error()
+        if error is not None and error.code() == KafkaError._PARTITION_EOF:
+            break
+        records += error is None
+    return records
