@@ -149,6 +149,7 @@ class PpoUpdater:
                 samples, current_version, load_version, generator or self._generator
             )
         except BaseException:
+            self._optimizer.zero_grad(set_to_none=True)
             self.load_state_dict(before)
             raise
 
@@ -300,15 +301,15 @@ class PpoUpdater:
                 logprobs = rollout.old_logprobs
             elif version == BASE_VERSION:
                 logprobs = rollout.reference_logprobs
-            elif load_version is not None:
+            elif load_version is None:
+                continue
+            else:
                 try:
                     tensors = self._version_tensors(load_version(version))
+                    logprobs = self._score_with(tensors, rows, rollout, wanted)
                 except (ArtifactError, RegistryError) as error:
                     log.warning("behaviour stays unknown version=%d reason=%s", version, error)
                     continue
-                logprobs = self._score_with(tensors, rows, rollout, wanted)
-            else:
-                continue
             rollout.behaviour_logprobs[wanted] = logprobs[wanted]
             rollout.recomputed.logical_or_(wanted)
 
