@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.adapters import ADAPTER_FILES
+from learner.checkpoint import LearnerState
+from learner.publish import KL_METRIC, sanity_gate
+from learner.trainer import PpoTrainer, make_trainer
+from streams.contracts import Message, Role, ScoredSegment
+from streams.settings import LearnerSettings, ModelSettings, Settings
+from tests.unit.learner.fakes import no_adapter, scored
+
+SETTINGS = LearnerSettings(epochs=1, learning_rate=1e-2, micro_batch_segments=2)
+
+
+@pytest.fixture
+def trainer(tmp_path: Path) -> PpoTrainer:
+    model = ModelSettings(base="tiny-random", device="cpu", lora_rank=2, num_threads=1)
+    return make_trainer(Settings(data_dir=tmp_path, learner=SETTINGS, model=model))
+
+
+def segment(name: str, reward: float = 1.0, *, digest: str | None = None) -> ScoredSegment:
+    """One reply of text to one message."""
+    made = scored(name, reward=reward)
+    (step,) = made.segment.steps
+    asked = Message(turn_id="u", role=Role.USER, content="hello", event_time=0)
+    step = replace(
+        step, context=(asked,), token_ids=None, policy_version=0, tokenizer_digest=digest
+    )
+    return replace(made, segment=replace(made.segment, steps=(step,)))
+
+
+def test_an_update_passes_the_gate_with_the_metrics_it_reports(
+    trainer: PpoTrainer, tmp_path: Path
+) -> None:
+    segments = [segment("a"), segment("b", -1.0), segment("c", 0.5)]
+    trained = trainer.train(segments, 0, no_adapter)
+    assert trained is not None
+    assert trained.used == {"a", "b", "c"}
+    assert trained.optimizer_step == 1
+    assert KL_METRIC in trained.metrics
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    trainer.save_adapter(folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(ADAPTER_FILES)
+    assert all(d.passed for d in sanity_gate(trained.metrics, folder, max_kl=1.0))
+
+
+def test_segments_of_another_model_are_left_out(trainer: PpoTrainer) -> None:
+    foreign = segment("foreign", digest="f" * 64)
+    trained = trainer.train([segment("a"), foreign, segment("b", -1.0)], 0, no_adapter)
+    assert trained is not None
+    assert trained.used == {"a", "b"}
+    assert trainer.train([foreign], 0, no_adapter) is None
+    assert trainer.train([], 0, no_adapter) is None
+
+
+def test_a_restored_trainer_goes_on_as_the_first_would(trainer: PpoTrainer, tmp_path: Path) -> None:
+    segments = [segment("a"), segment("b", -1.0), segment("c", 0.5)]
+    trainer.train(segments, 0, no_adapter)
+    state = LearnerState.capture(trainer.state_dict())
+    trainer.train(segments, 1, no_adapter)
+    expected = trainer.state_dict()["adapter"]
+    trainer.load_state_dict(state.restore())
+    trainer.train(segments, 1, no_adapter)
+    again = trainer.state_dict()["adapter"]
+    assert all(torch.equal(again[name], tensor) for name, tensor in expected.items())
+
+
+def test_the_base_is_identified(trainer: PpoTrainer) -> None:
+    base = trainer.base
+    assert (base.model_id, base.adapter_rank, base.adapter_alpha) == ("tiny-random", 2, 16.0)
+    assert len({base.model_digest, base.tokenizer_digest, base.template_digest}) == 3
