@@ -313,30 +313,40 @@ def _schedule(state: PartitionState, session: Session) -> None:
 def _reckon(session: Session, settings: AlignSettings) -> None:
     """Compute what is due next in a session, and when."""
     now = session.now_ms
-    best: tuple[int, int, Key] | None = None
-    subject: Run | Segment | Feedback | None = None
-    for run in session.runs:
-        if run.stale:
-            cuts.refold(run, session.unpublished.values(), settings)
-        due = (max(cuts.close_due(run.piece, settings), now), 0, run.turns[0].key)
-        if best is None or due < best:
-            best, subject = due, run
+    runs = session.runs
+    if len(runs) == 1 and not session.revisable and not session.orphans:
+        # By far the most frequent case, and the same as below.
+        due_ms = max(_close_due(session, runs[0], settings), now)
+        session.due_ms, session.due_subject = due_ms, runs[0]
+        return
+    found: list[tuple[int, Action, Key, Run | Segment | Feedback]] = [
+        (_close_due(session, run, settings), Action.CLOSE, run.turns[0].key, run) for run in runs
+    ]
     for segment in session.revisable.values():
-        if segment.pending.stale:
-            cuts.recount_pending(segment.pending, settings)
-        due = (max(cuts.revise_due(segment.pending, settings), now), 1, (segment.ordinal,))
-        if best is None or due < best:
-            best, subject = due, segment
-    if session.orphans:
-        orphan = next(iter(session.orphans.values()))
-        expiry = orphan.key[1] + settings.orphan_wait_ms
-        due = (max(expiry, now), 2, orphan.key[1:])
-        if best is None or due < best:
-            best, subject = due, orphan
-    if best is None:
-        last = max(session.last_accepted_ms, session.last_closed_ms)
-        best = (last + settings.horizon_ms, 3, ())
-    session.due_ms, session.due_action, session.due_subject = best[0], Action(best[1]), subject
+        due_ms = _revise_due(segment, settings)
+        found.append((due_ms, Action.REVISE, (segment.ordinal,), segment))
+    for orphan in session.orphans.values():
+        due_ms = orphan.key[1] + settings.orphan_wait_ms
+        found.append((due_ms, Action.EXPIRE, orphan.key[1:], orphan))
+        break  # The others arrived later.
+    if found:
+        due_ms, _, _, subject = min(found, key=lambda item: (max(item[0], now), *item[1:3]))
+        session.due_ms, session.due_subject = max(due_ms, now), subject
+        return
+    last = max(session.last_accepted_ms, session.last_closed_ms)
+    session.due_ms, session.due_subject = last + settings.horizon_ms, None
+
+
+def _close_due(session: Session, run: Run, settings: AlignSettings) -> int:
+    if run.stale:
+        cuts.refold(run, session.unpublished.values(), settings)
+    return cuts.close_due(run.piece, settings)
+
+
+def _revise_due(segment: Segment, settings: AlignSettings) -> int:
+    if segment.pending.stale:
+        cuts.recount_pending(segment.pending, settings)
+    return cuts.revise_due(segment.pending, settings)
 
 
 def _act(
@@ -459,8 +469,10 @@ def _insert(turns: list[Turn], turn: Turn) -> None:
 
 
 def _join_run(session: Session, turn: Turn, floor: Key | None, settings: AlignSettings) -> None:
-    run = next((run for run in session.runs if run.floor == floor), None)
-    if run is None:
+    for run in session.runs:
+        if run.floor == floor:
+            break
+    else:
         run = Run(floor)
         session.runs.append(run)
     at_end = not run.turns or run.turns[-1].key < turn.key

@@ -45,12 +45,11 @@ class Life(StrEnum):
 
 
 class Action(IntEnum):
-    """What can be due, in the order of precedence at equal due times."""
+    """What can be due while something is open or pending; less goes first at equal times."""
 
     CLOSE = 0
     REVISE = 1
     EXPIRE = 2
-    FORGET = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -81,7 +80,7 @@ class Turn:
     size: int
     digest: bytes
     life: Life = Life.NEW
-    segment: Segment | None = None
+    segment: Segment | None = field(default=None, repr=False)
 
     @property
     def arrival_ms(self) -> int:
@@ -114,11 +113,11 @@ class Feedback:
     retraction: bool
     digest: bytes
     life: Life = Life.NEW
-    target: Turn | None = None
+    target: Turn | None = field(default=None, repr=False)
     attributed_by: AttributedBy | None = None
-    own: Turn | None = None
-    original: Feedback | None = None
-    segment: Segment | None = None
+    own: Turn | None = field(default=None, repr=False)
+    original: Feedback | None = field(default=None, repr=False)
+    segment: Segment | None = field(default=None, repr=False)
 
     @property
     def arrival_ms(self) -> int:
@@ -287,7 +286,9 @@ class Session:
         orphans: The part of it that has no target, by offset, in order of arrival.
         superseders: Unpublished feedback by the id it supersedes.
         revisable: Segments with something pending, by ordinal.
-        due_ms, due_action, due_subject: What comes next, and for what.
+        due_ms: When its next action is due.
+        due_subject: The run to close, the segment to revise, the feedback to expire; None if
+            the session is to be forgotten.
         scheduled_ms: The due time under which the partition's index knows the session.
     """
 
@@ -315,7 +316,6 @@ class Session:
     revisable: dict[int, Segment] = field(default_factory=dict)
     bodies: HeldBodies = field(default_factory=HeldBodies)
     due_ms: int | None = None
-    due_action: Action = Action.FORGET
     due_subject: Run | Segment | Feedback | None = None
     scheduled_ms: int | None = None
 

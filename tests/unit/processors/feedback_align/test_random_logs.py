@@ -9,7 +9,12 @@ from random import Random
 import pytest
 
 from processors.feedback_align import attribution, cuts
-from processors.feedback_align.codec import decode_session, encode_session
+from processors.feedback_align.codec import (
+    decode_partition,
+    decode_session,
+    encode_partition,
+    encode_session,
+)
 from processors.feedback_align.machine import (
     Advance,
     Arrival,
@@ -26,7 +31,9 @@ from processors.feedback_align.machine import (
     take_changes,
 )
 from processors.feedback_align.model import Life, Pending, Run, Session, SessionKey
+from processors.feedback_align.watermark import Merger, Payload
 from streams.contracts import SourceRef
+from streams.topics import FEEDBACK, TURNS
 from tests.unit.processors.feedback_align.random_logs import TINY, random_log
 
 SEEDS = range(60)
@@ -145,10 +152,7 @@ def test_a_restart_after_every_input_changes_nothing(seed: int) -> None:
         state = restore_state([decode_session(data) for data in kept.values()], clock, TINY)
         state, more = step(state, item, TINY)
         effects.extend(more)
-        changed, forgotten = take_changes(state)
-        kept |= {key: encode_session(session) for key, session in changed.items()}
-        for key in forgotten:
-            kept.pop(key, None)
+        keep(state, kept)
         clock = state.clock_ms
         assert kept.keys() == state.sessions.keys()
     assert outputs(effects) == outputs(expected)
@@ -173,6 +177,55 @@ def test_records_read_again_change_nothing(seed: int) -> None:
     state, again = play(restore_state((old | new).values(), clock, TINY), batch)
     assert [effect for effect in again if effect not in expected] == []
     assert outputs(play(state, rest)[1]) == outputs(play(after, rest)[1])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_live_with_crashes_gives_what_a_replay_gives(seed: int) -> None:
+    """The topics are read in any interleaving, and the worker dies now and then."""
+    records = [item for item in random_log(seed) if isinstance(item, Arrival)]
+    last = records[-1].arrival_ms + 5_000
+    rng = Random(seed)
+    topics: dict[str, list[tuple[int, Payload]]] = {}
+    for topic in (TURNS, FEEDBACK):
+        own = [item for item in records if item.topic == topic]
+        # Offsets count from 1 in these logs.
+        topics[topic] = [(0, None), *((r.arrival_ms, r.record) for r in own), (last + 1, None)]
+    kept: dict[SessionKey, bytes] = {}
+    partition = encode_partition(new_state().clock_ms, {})
+    crashes, effects = 4, set[str]()
+    while True:
+        clock, positions = decode_partition(partition)
+        merger = Merger(0, positions)
+        sessions = [decode_session(data) for data in kept.values()]
+        state = restore_state(sessions, clock, TINY)
+        read = {t: positions[t].offset + 1 if t in positions else 0 for t in topics}
+        while any(read[topic] < len(topics[topic]) for topic in topics):
+            for topic in rng.sample(list(topics), 2):
+                for offset in range(read[topic], min(read[topic] + 8, len(topics[topic]))):
+                    merger.offer(topic, offset, *topics[topic][offset])
+                    read[topic] = offset + 1
+                if rng.random() < 0.5:
+                    break
+            state, more = play(state, merger.drain(rng.choice((None, 5))))
+            effects |= set(map(repr, more))
+            if crashes and rng.random() < 0.2:
+                crashes -= 1
+                break
+            keep(state, kept)
+            partition = encode_partition(state.clock_ms, merger.positions())
+        else:
+            break
+    state, more = play(state, merger.drain())
+    effects |= set(map(repr, more))
+    expected = play(new_state(), [*records, Advance(last)])[1]
+    assert effects == set(map(repr, expected))
+
+
+def keep(state: PartitionState, kept: dict[SessionKey, bytes]) -> None:
+    changed, forgotten = take_changes(state)
+    kept |= {key: encode_session(session) for key, session in changed.items()}
+    for key in forgotten:
+        kept.pop(key, None)
 
 
 def play(state: PartitionState, inputs: list[Input]) -> tuple[PartitionState, list[Effect]]:
