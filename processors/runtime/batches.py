@@ -17,7 +17,7 @@ is the truth about what was applied:
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, cast
 
 import aiokafka
@@ -42,8 +42,8 @@ POLL_TIMEOUT_S = 0.25
 """How long one poll waits while other partitions are paused."""
 
 
-class Progress(Protocol):
-    """What the consumer asks about the partitions' state."""
+class Owner(Protocol):
+    """Who owns the partitions' state: answers for it, and is told of rebalances."""
 
     def applied_offset(self, topic: str, partition: int) -> int | None:
         """The last applied offset whose effects are committed, None if there is none."""
@@ -51,6 +51,14 @@ class Progress(Protocol):
 
     def restored(self, topic: str, partition: int) -> bool:
         """Whether the partition's state is here and may say where to read on."""
+        ...
+
+    async def before_revoke(self) -> None:
+        """Partitions are about to be revoked: running transactions have ended on return."""
+        ...
+
+    def assigned(self) -> None:
+        """Partitions were assigned; their restore comes next."""
         ...
 
 
@@ -104,7 +112,7 @@ class BatchConsumer(AIOKafkaFaustConsumer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._progress: Progress = self.transport.progress
+        self._owner: Owner = self.transport.owner
         self._delivered: dict[TP, int] = {}
         self._read_to: dict[TP, int] = {}
 
@@ -181,7 +189,7 @@ class BatchConsumer(AIOKafkaFaustConsumer):
         return None if end is None or offset is None else max(0, end - offset)
 
     def _new_offset(self, tp: TP) -> int | None:
-        applied = self._progress.applied_offset(tp.topic, tp.partition)
+        applied = self._owner.applied_offset(tp.topic, tp.partition)
         if applied is None:
             return None
         if applied >= self._delivered.get(tp, applied):
@@ -207,21 +215,26 @@ class BatchConsumer(AIOKafkaFaustConsumer):
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
         """Commit first: stock code forgets what could be committed before its last commit."""
-        await self.transport.before_revoke()
+        await self._owner.before_revoke()
         await self.commit()
         self._delivered.clear()
         self._read_to.clear()
         await super().on_partitions_revoked(revoked)
 
+    async def on_partitions_assigned(self, assigned: set[TP], generation_id: int = 0) -> None:
+        """Tell the owner before anything can begin to restore."""
+        self._owner.assigned()
+        await super().on_partitions_assigned(assigned, generation_id)
+
     async def perform_seek(self) -> None:
         """Go to the group's offsets, and from there to where the state ends."""
         await super().perform_seek()
         for tp in self.assignment():
-            if self._progress.restored(tp.topic, tp.partition):
+            if self._owner.restored(tp.topic, tp.partition):
                 await self._seek_behind_state(tp)
 
     async def _seek_behind_state(self, tp: TP) -> None:
-        applied = self._progress.applied_offset(tp.topic, tp.partition)
+        applied = self._owner.applied_offset(tp.topic, tp.partition)
         earliest = (await self.earliest_offsets(tp)).get(tp) or 0
         target = earliest if applied is None else applied + 1
         if target < earliest:
@@ -244,28 +257,19 @@ class BatchTransport(AIOKafkaTransport):
     Args:
         url: The brokers.
         app: The Faust app.
-        progress: Answers for the partitions' state.
-        before_revoke: Awaited before offsets are committed on a revocation: running
-            transactions must have ended when it returns.
+        owner: Whose partitions they are.
     """
 
     Consumer = BatchConsumer
 
-    def __init__(
-        self,
-        url: Any,
-        app: Any,
-        progress: Progress,
-        before_revoke: Callable[[], Awaitable[None]],
-    ) -> None:
+    def __init__(self, url: Any, app: Any, owner: Owner) -> None:
         super().__init__(url, app)
-        self.progress = progress
-        self.before_revoke = before_revoke
+        self.owner = owner
 
 
 __all__ = [
     "BatchConsumer",
     "BatchTransport",
-    "Progress",
+    "Owner",
     "RawBatchSchema",
 ]

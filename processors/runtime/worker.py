@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 TOPIC_QUEUE_BATCHES = 4
 HOLD_TIMEOUT_S = 20.0
-STATISTICS_INTERVAL_S = 5.0
+STATISTICS_INTERVAL_S = 2.0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CHATTY_LOGGERS = ("aiokafka", "faust", "mode")
 
@@ -87,9 +87,7 @@ class BatchApp(faust.App):
     worker: BatchWorker
 
     def _new_transport(self) -> BatchTransport:
-        return BatchTransport(
-            self.conf.broker_consumer, self, self.worker, self.worker.before_revoke
-        )
+        return BatchTransport(self.conf.broker_consumer, self, self.worker)
 
 
 class PromptTables(TableManager):
@@ -126,6 +124,8 @@ class BatchWorker:
         self._clock = SystemClock() if clock is None else clock
         self._runners: dict[int, PartitionRunner] = {}
         self._cancel_restore = threading.Event()
+        self._revocations = 0
+        self._revocations_assigned = 0
         self._tick_producer: AIOKafkaProducer | None = None
         self._limits = RunnerLimits(
             batch_records=settings.worker.max_batch_records,
@@ -134,7 +134,7 @@ class BatchWorker:
         )
         self.app = self._build_app()
 
-    # What the consumer asks (batches.Progress)
+    # What the consumer asks (batches.Owner)
 
     def applied_offset(self, topic: str, partition: int) -> int | None:
         runner = self._runners.get(partition)
@@ -157,16 +157,21 @@ class BatchWorker:
 
     async def before_revoke(self) -> None:
         """End running transactions and keep new ones from beginning; stop restores."""
+        self._revocations += 1
         self._cancel_restore.set()
         await self._hold_all()
 
+    def assigned(self) -> None:
+        """Note which revocation the assignment that is now in force answers."""
+        self._revocations_assigned = self._revocations
+        self._cancel_restore = threading.Event()
+
     async def on_rebalance_complete(self, *_: Any, **__: Any) -> None:
         """Give up what went to others, take over what came, before delivery resumes."""
-        self._cancel_restore = threading.Event()
         try:
             await self._settle_assignment()
         except RestoreCancelledError:
-            logger.info("another rebalance began; restoring starts again after it")
+            logger.info("another rebalance began; restoring goes on after it")
         except Exception as error:
             await self.crash(error)
 
@@ -211,6 +216,7 @@ class BatchWorker:
 
     async def _settle_assignment(self) -> None:
         owned = {tp.partition for tp in self.app.consumer.assignment()}
+        self._check_in_force()
         lost = [self._runners.pop(p) for p in sorted(set(self._runners) - owned)]
         await asyncio.gather(*(runner.close() for runner in lost))
         new = sorted(owned - set(self._runners))
@@ -218,12 +224,18 @@ class BatchWorker:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        self._check_in_force()
         for runner in self._runners.values():
             runner.release()
         if new or lost:
             logger.info(
                 "owns partitions %s of %s", sorted(self._runners), ", ".join(self.spec.inputs)
             )
+
+    def _check_in_force(self) -> None:
+        """Refuse to go on under an assignment that was revoked meanwhile."""
+        if self._revocations != self._revocations_assigned:
+            raise RestoreCancelledError
 
     async def _open(self, partition: int) -> None:
         runner = self._new_runner(partition)
@@ -273,7 +285,11 @@ class BatchWorker:
             producer = AIOKafkaProducer(
                 **aiokafka_config(self.settings.kafka), acks="all", enable_idempotence=True
             )
-            await producer.start()
+            try:
+                await producer.start()
+            except KafkaError:
+                await producer.stop()
+                raise
             self._tick_producer = producer
         return self._tick_producer
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import signal
 import threading
 import time
 from collections import Counter
@@ -37,7 +38,9 @@ class ToyBench(Bench):
         self._number = 0
 
     def start(self, name: str, instance: str | None = None) -> WorkerProcess:
-        config = self.config(name, worker={"group_instance_id": instance, "max_batch_records": 50})
+        # Small limits, so that a backlog of one input runs into all of them.
+        limits = {"max_batch_records": 50, "max_buffered_records": 60}
+        config = self.config(name, worker={"group_instance_id": instance, **limits})
         return self.worker(TOY, self.prefix, str(GAP_MS), str(config), name=name)
 
     def produce(self, count: int) -> None:
@@ -98,7 +101,7 @@ def bench(
 
 def test_outputs_are_exact_after_kills_at_random_moments(bench: ToyBench) -> None:
     moments = random.Random(5)
-    for _ in range(4):
+    for _ in range(3):
         worker = bench.start("killed", instance="one")
         bench.produce(60)
         worker.wait_ready()
@@ -134,6 +137,29 @@ def test_a_second_worker_joins_and_leaves_and_sigterm_is_clean(bench: ToyBench) 
     assert seconds < 5
     bench.start("third").wait_ready()
     bench.assert_exact()
+
+
+def test_a_worker_that_was_frozen_is_fenced_off_when_it_wakes_up(bench: ToyBench) -> None:
+    frozen = bench.start("frozen")
+    frozen.wait_ready()
+    bench.produce(500)
+    busy = threading.Thread(target=bench.produce, args=(2_000,))
+    busy.start()
+    frozen.process.send_signal(signal.SIGSTOP)
+    bench.start("successor").wait_ready()
+    busy.join()
+    frozen.process.send_signal(signal.SIGCONT)
+    bench.produce(300)
+    bench.assert_exact()
+    wait_until(lambda: _ended_fenced(frozen) or _owns_again(frozen), "fenced or back in the group")
+
+
+def _ended_fenced(worker: WorkerProcess) -> bool:
+    return worker.process.poll() == 1 and "FencedError" in worker.output()
+
+
+def _owns_again(worker: WorkerProcess) -> bool:
+    return worker.output().count("Worker ready") > 1
 
 
 async def test_a_zombie_can_neither_commit_nor_leave_anything_behind(bench: ToyBench) -> None:
