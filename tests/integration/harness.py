@@ -101,7 +101,26 @@ class Bench:
         self.workers.append(worker)
         return worker
 
+    def transactional_producer(self, name: str) -> Producer:
+        """A producer for ``in_transaction``."""
+        producer = Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "partitioner": "murmur2_random",
+                "transactional.id": name,
+            }
+        )
+        producer.init_transactions(30)
+        return producer
+
+    def in_transaction(self, produce: Callable[..., None], *arguments: int) -> None:
+        """Call ``produce`` in a transaction of the bench's transactional producer."""
+        self.producer.begin_transaction()
+        produce(*arguments)
+        self.producer.commit_transaction(30)
+
     def stop_all(self) -> None:
+        """Kill what still runs."""
         for worker in self.workers:
             if worker.process.poll() is None:
                 worker.kill()
