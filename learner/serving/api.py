@@ -19,6 +19,7 @@ from typing import Any
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
 
 from learner.model import BaseModel
 from learner.serving.adapters import AdapterTable, Binding, PolicyVersion
@@ -195,6 +196,13 @@ def _add_errors(app: FastAPI, server: Server) -> None:
     def answer(status: int, body: dict[str, Any]) -> JSONResponse:
         server.metrics.requests.labels("refused").inc()
         return JSONResponse(body, status_code=status)
+
+    @app.exception_handler(HTTPException)
+    async def http_error(_: Request, error: HTTPException) -> JSONResponse:
+        kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+        return answer(
+            error.status_code, error_body(str(error.detail), kind=kind, param=None, code=None)
+        )
 
     @app.exception_handler(RequestRefusedError)
     async def refused(_: Request, error: RequestRefusedError) -> JSONResponse:

@@ -243,13 +243,21 @@ class Engine:
     @torch.inference_mode()
     def _run(self) -> None:
         while not self._await_work():
-            self._drop_cancelled()
-            joining = self._take()
-            if joining:
-                self._join(joining)
-            if self._running.rows:
-                self._decode_step()
+            try:
+                self._round()
+            except Exception as error:
+                # A server without its generation thread would let every client wait for ever.
+                self._fail(self._running.rows, error)
+                self._running = _Running()
         self._drop_everything()
+
+    def _round(self) -> None:
+        self._drop_cancelled()
+        joining = self._take()
+        if joining:
+            self._join(joining)
+        if self._running.rows:
+            self._decode_step()
 
     def _await_work(self) -> bool:
         """Block until there is something to do; True when the thread should end."""
@@ -278,13 +286,13 @@ class Engine:
         return taken
 
     def _join(self, joining: list[_Row]) -> None:
+        current = self._running.cached
         try:
             cached, logits = self._prefill(joining)
+            merged = cached if current is None else current.joined(cached)
         except Exception as error:
             self._fail(joining, error)
             return
-        current = self._running.cached
-        merged = cached if current is None else current.joined(cached)
         self._running = _Running(self._running.rows + joining, merged)
         self._advance(joining, logits)
         self._drop_ended()

@@ -253,6 +253,15 @@ def test_what_is_not_supported_is_refused_the_openai_way(server: Running) -> Non
     assert too_long.value.code == "context_length_exceeded"
 
 
+@pytest.mark.parametrize(("method", "path"), [("GET", "/v1/nothing"), ("PUT", "/v1/models")])
+def test_paths_that_are_not_there_are_refused_the_openai_way(
+    server: Running, method: str, path: str
+) -> None:
+    answer = httpx.request(method, f"{server.url}{path}")
+    assert answer.status_code in (404, 405)
+    assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
 def test_adapters_come_and_go_as_with_vllm(server: Running, adapters: list[Adapter]) -> None:
     load = {"lora_name": "default-v1", "lora_path": str(adapters[0].folder)}
     assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=load).status_code == 200

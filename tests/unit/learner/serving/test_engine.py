@@ -11,6 +11,7 @@ import torch
 
 from learner.model import BaseModel
 from learner.serving.adapters import AdapterTable
+from learner.serving.batch import CachedRows
 from learner.serving.engine import Engine, GenerationRequest, Progress
 from learner.serving.sampling import SamplingParameters
 from streams.errors import ServingError
@@ -264,6 +265,26 @@ def test_a_failing_prefill_leaves_the_running_rows_alone(
         running.ticket.cancel()
         so_far = running.wait().token_ids
         assert so_far == oracle.greedy(0, PROMPT, len(so_far))
+
+
+@pytest.mark.parametrize("method", ["joined", "kept"])
+def test_running_out_of_memory_between_steps_ends_no_more_than_the_batch(
+    base: BaseModel, table: AdapterTable, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    def fail(*_: object) -> CachedRows:
+        raise RuntimeError("out of memory")
+
+    with running_engine(base, table, batch_wait_ms=20) as engine:
+        with monkeypatch.context() as patch:
+            patch.setattr(CachedRows, method, fail)
+            long = ask(engine, table, PROMPT, model="tiny-random", tokens=300)
+            assert long.begun.wait(DEADLINE_S)
+            short = ask(engine, table, PROMPT, model="tiny-random", tokens=3)
+            # Joining fails the one that joins; leaving fails those who stay.
+            failed = short if method == "joined" else long
+            assert failed.wait().finish_reason == "error"
+        assert long.wait().done.is_set()
+        assert ask(engine, table, PROMPT, tokens=3).wait().finish_reason in ("length", "stop")
 
 
 def test_a_failing_listener_only_costs_its_own_reply(base: BaseModel, table: AdapterTable) -> None:
