@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -152,9 +154,10 @@ class Supervisor:
     def stop(self, names: Sequence[str] | None = None) -> None:
         """Stop ``names``, or all in the reverse order of their start; SIGKILL as a last resort."""
         wanted = list(reversed(self._children)) if names is None else list(names)
-        for name in wanted:
-            _end(self._children.pop(name).process)
-        self._remember()
+        with uninterrupted():
+            for name in wanted:
+                _end(self._children.pop(name).process)
+            self._remember()
 
     def _spawn(self, command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
@@ -188,6 +191,22 @@ class Supervisor:
                     process.kill()
                     process.wait(_STOP_S)
         self._pid_file.unlink()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Let no impatient second Ctrl-C cut off what stops other processes."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {
+        number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def tail(child: Child) -> str:

@@ -25,7 +25,7 @@ def up(ctx: typer.Context) -> None:
     from streams.kafka.admin import apply_inventory
     from streams.kafka.clients import resolve_bootstrap
     from streams.kafka.embedded import embedded_dir, start_kafka, stop_kafka
-    from streams.supervisor import PROCESSES, Supervisor
+    from streams.supervisor import PROCESSES, Supervisor, uninterrupted
     from streams.topics import load_inventory
 
     settings = settings_of(ctx)
@@ -54,7 +54,8 @@ def up(ctx: typer.Context) -> None:
         except KeyboardInterrupt:
             typer.echo("stopping")
         finally:
-            if supervisor is not None:
-                supervisor.stop()
-            if embedded:
-                stop_kafka(kafka_dir)
+            with uninterrupted():
+                if supervisor is not None:
+                    supervisor.stop()
+                if embedded:
+                    stop_kafka(kafka_dir)

@@ -27,7 +27,7 @@ from streams.kafka.clients import make_consumer, make_producer
 from streams.kafka.embedded import start_kafka, stop_kafka
 from streams.serde import build_codec
 from streams.settings import Settings, load_settings
-from streams.supervisor import PROCESSES, Supervisor
+from streams.supervisor import PROCESSES, Supervisor, uninterrupted
 from streams.topics import FEEDBACK, load_inventory
 
 READY_S = 180.0
@@ -133,7 +133,8 @@ class Demo:
             yield start_kafka(data_dir, max_message_bytes=limit).bootstrap_servers
         finally:
             self._display.step("stopping Apache Kafka")
-            stop_kafka(data_dir)
+            with uninterrupted():
+                stop_kafka(data_dir)
 
     @contextlib.contextmanager
     def _watcher(self, settings: Settings, bootstrap: str) -> Iterator[TopicWatcher]:

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streams.errors import SettingsError
+from streams.settings import load_settings
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "clawstream.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_the_environment_stands_above_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "align: {settle_ms: 5000, gap_ms: 6000}\n")
+    monkeypatch.setenv("CLAWSTREAM_ALIGN__SETTLE_MS", "4000")
+    settings = load_settings(path)
+    assert (settings.align.settle_ms, settings.align.gap_ms) == (4000, 6000)
+
+
+def test_the_file_can_be_named_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLAWSTREAM_CONFIG", str(write(tmp_path, "serve: {port: 9}\n")))
+    assert load_settings().serve.port == 9
+
+
+def test_the_four_addresses_answer_to_their_short_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "k:1")
+    monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://s")
+    monkeypatch.setenv("REGISTRY_URL", "postgresql+psycopg://u:secret@h/d")
+    monkeypatch.setenv("ARTIFACTS_URL", "file:///a")
+    settings = load_settings()
+    assert settings.kafka.bootstrap_servers == "k:1"
+    assert settings.schema_registry_url == "http://s"
+    assert settings.effective_registry_url.endswith("@h/d")
+    assert settings.effective_artifacts_url == "file:///a"
+    assert "secret" not in repr(settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("algin: {}\n", "algin"),
+        ("align: {settel_ms: 5}\n", "align.settel_ms"),
+        ("align: {settle_ms: soon}\n", "align.settle_ms"),
+        ("align: {settle_ms: 400000}\n", "settle_ms <= gap_ms <= max_open_ms"),
+        ("align: {max_open_ms: 300000, max_skew_ms: 290000}\n", "max_skew_ms"),
+        ("align: {horizon_ms: 3600000}\n", "horizon_ms"),
+        ("reward: {weight_explicit: 0.9}\n", "must be 1"),
+        ("learner: {window_segments: 0}\n", "learner.window_segments"),
+        ("- a list\n", "mapping"),
+        ("a: [\n", "not valid YAML"),
+    ],
+)
+def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, says: str) -> None:
+    with pytest.raises(SettingsError, match=says):
+        load_settings(write(tmp_path, text))
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"nowhere\.yaml"):
+        load_settings(tmp_path / "nowhere.yaml")
+
+
+def test_an_unknown_environment_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLAWSTREAM_ALIGN__SETTEL_MS", "5")
+    with pytest.raises(SettingsError, match="CLAWSTREAM_ALIGN__SETTEL_MS"):
+        load_settings()
+
+
+def test_the_demo_preset_is_valid() -> None:
+    import streams
+
+    preset = Path(streams.__file__).parent / "presets" / "demo.yaml"
+    assert load_settings(preset).align.settle_ms < load_settings().align.settle_ms
