@@ -150,8 +150,7 @@ def random_log(rng: random.Random, settings: AlignSettings, n: int) -> Log:
 @st.composite
 def logs(draw: st.DrawFn, settings: AlignSettings, max_size: int = 40) -> Log:
     """Logs of up to ``max_size`` records, for hypothesis."""
-    size = draw(st.integers(1, max_size))
-    return LogWriter(DrawChooser(draw), settings).write(size)
+    return LogWriter(DrawChooser(draw), settings).write(max_size, stop_percent=3)
 
 
 CONTENTS = ("", "a", "go on", "ünïcödé", "请再说一遍", "b" * 25, "c" * 58)
@@ -200,8 +199,15 @@ class LogWriter:
         self._is_wild = chooser.chance(40)
         self._only_topic: str | None = None
 
-    def write(self, size: int) -> Log:
+    def write(self, size: int, stop_percent: int = 0) -> Log:
+        """A log of ``size`` records, or fewer if it may stop before any of them.
+
+        One decision per record, not one on the whole size, lets hypothesis drop a record
+        from the middle of a failing log.
+        """
         for _ in range(size):
+            if stop_percent and not self._pick.chance(100 - stop_percent):
+                break
             self._advance()
             self._write_record()
         return Log(tuple(self._turns), tuple(self._feedback), self._final_clock())
@@ -433,12 +439,17 @@ class LogWriter:
     def _new_feedback(self, session: tuple[str, str], past: _SessionPast) -> FeedbackEvent:
         policy, session_id = session
         about = self._about(past)
-        supersedes = self._supersedes(past)
+        event_id = self._feedback_id(past)
+        is_awaited = event_id in past.promised_feedback_ids
+        if is_awaited:
+            past.promised_feedback_ids.remove(event_id)
+        # What others already supersede would too often close a circle.
+        supersedes = None if is_awaited and self._pick.chance(95) else self._supersedes(past)
         # Mostly a retraction names what it retracts.
         may_retract = supersedes is not None or self._pick.chance(10)
         retracts = may_retract and self._pick.chance(30)
         return FeedbackEvent(
-            event_id=self._feedback_id(past),
+            event_id=event_id,
             policy=policy,
             session_id=session_id,
             turn_id=self._feedback_turn_id(past, about),
@@ -464,7 +475,7 @@ class LogWriter:
 
     def _feedback_id(self, past: _SessionPast) -> str:
         if past.promised_feedback_ids and self._pick.chance(40):
-            return past.promised_feedback_ids.pop()
+            return past.promised_feedback_ids[-1]
         return self._name("f")
 
     def _feedback_turn_id(self, past: _SessionPast, about: DialogueTurn | None) -> str | None:
