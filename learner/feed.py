@@ -243,7 +243,7 @@ class Feed:
 
     def _restore(self, checkpoint: Checkpoint, ends: Mapping[int, int]) -> None:
         """Read the records of the checkpoint's window again and add them in their old order."""
-        wanted = set(checkpoint.window)
+        wanted = {ref for ref in checkpoint.window if ref.topic == self._topic}
         found = self._read_again(wanted, ends)
         for ref in checkpoint.window:
             if ref in found:

@@ -27,7 +27,7 @@ from learner.window import Candidate, Window, sample
 from streams import topics
 from streams.clock import Clock, SystemClock
 from streams.contracts import ModelVersion, ScoredSegment, VersionStatus
-from streams.errors import BrokerError, RegistryError
+from streams.errors import BrokerError, LearnerError, RegistryError
 from streams.kafka.clients import resolve_bootstrap
 from streams.registry import ArtifactStore, Checkpoint, Registry, verify
 from streams.serde import build_codec
@@ -71,11 +71,16 @@ class Trainer(Protocol):
     ) -> Trained | None:
         """One update on these segments; None if none of them can be used.
 
+        If it raises, everything is as it was before.
+
         Args:
             segments: What was sampled.
             current_version: The version whose weights are trained; 0 is the base model.
             adapter_of: The folder with another version's adapter; raises ArtifactError or
                 RegistryError if there is none any more.
+
+        Raises:
+            LearnerError: These segments make no update.
         """
         ...
 
@@ -173,7 +178,7 @@ class Learner:
             began = self._clock.now_ms()
             trained = self._train(drawn)
             if trained is None:
-                log.warning("update skipped: none of %d sampled segments is usable", len(drawn))
+                log.warning("no version from %d sampled segments: waiting for news", len(drawn))
                 continue
             # 8. Publish, live or rejected.
             after = LearnerState.capture(self._trainer.state_dict())
@@ -248,7 +253,12 @@ class Learner:
 
     def _train(self, drawn: Sequence[Candidate]) -> Trained | None:
         segments = [candidate.scored for candidate in drawn]
-        return self._trainer.train(segments, self._current_version(), self._adapter_of)
+        try:
+            return self._trainer.train(segments, self._current_version(), self._adapter_of)
+        except LearnerError as error:
+            # Leaving would not help: the next start would draw the same sample again.
+            log.error("update failed, the next draws another sample: %s", error)
+            return None
 
     def _current_version(self) -> int:
         """The version whose weights the trainer has now; 0 is the base model."""

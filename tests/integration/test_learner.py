@@ -197,7 +197,7 @@ def test_poison_goes_to_the_dead_letters_and_sigterm_ends_quickly(rig: Rig) -> N
     process.terminate()
     began = time.monotonic()
     assert process.wait(30) == 0, rig.log()
-    assert time.monotonic() - began < 5.0
+    assert time.monotonic() - began < 20.0
     (letter,) = rig.read("dead", DeadLetter)
     assert letter.reason is DeadLetterReason.UNDECODABLE
     assert (letter.topic, letter.partition, letter.offset) == (rig.topics["scored"], 0, 2)

@@ -248,11 +248,12 @@ class _EndOfPartition(_Message):
 
 
 class FakeConsumer:
-    """Reads a list as a topic of one partition."""
+    """Reads a list as a topic of one partition, whose records below ``low`` are gone."""
 
-    def __init__(self, log: list[bytes | None], topic: str) -> None:
+    def __init__(self, log: list[bytes | None], topic: str, *, low: int = 0) -> None:
         self._log = log
         self._topic = topic
+        self._low = low
         self._next: int | None = None
         self._end_told = -1
 
@@ -265,10 +266,10 @@ class FakeConsumer:
     def get_watermark_offsets(self, partition: Any, timeout: float) -> tuple[int, int]:
         assert partition.topic == self._topic
         assert timeout > 0
-        return 0, len(self._log)
+        return self._low, len(self._log)
 
     def assign(self, partitions: Sequence[Any]) -> None:
-        self._next = partitions[0].offset if partitions else None
+        self._next = max(partitions[0].offset, self._low) if partitions else None
         self._end_told = -1
 
     def consume(self, count: int, timeout: float) -> list[_Message]:

@@ -295,6 +295,32 @@ def test_an_update_without_usable_segments_is_skipped(bench: Bench) -> None:
     assert bench.offsets() == [(0, 8)]
 
 
+def test_a_failed_update_is_logged_and_another_sample_tried(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(FakeTrainer):
+        """Fails once, while more arrives."""
+
+        failed = False
+
+        def train(
+            self,
+            segments: Sequence[ScoredSegment],
+            current_version: int,
+            adapter_of: Callable[[int], Path],
+        ) -> Trained | None:
+            if not self.failed:
+                self.failed = True
+                bench.arrive(*[scored(f"t{n}") for n in range(4)])
+                raise LearnerError("the loss is not finite")
+            return super().train(segments, current_version, adapter_of)
+
+    bench.arrive(*segments(0, 1, 2, 3))
+    assert bench.run(Failing()) == 1
+    assert "the loss is not finite" in caplog.text
+    assert bench.offsets() == [(0, 8)]
+
+
 def test_a_stop_ends_the_wait_at_once_and_leaves_the_outbox(bench: Bench) -> None:
     bench.arrive(*segments(0, 1, 2, 3))
 

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+
+from learner.feed import Feed
+from learner.kafka import KafkaWriter, Outgoing
+from learner.window import Window
+from streams.clock import ManualClock
+from streams.contracts import DeadLetter, SourceRef
+from streams.errors import BrokerError, OversizedError, SchemaError
+from streams.registry import Checkpoint
+from streams.serde import build_codec
+from tests.unit.learner.fakes import FakeConsumer, FakeWriter, at, encoded, scored
+
+DEADLINE_S = 20.0
+
+
+@dataclass
+class Bench:
+    """A feed over a log in memory."""
+
+    log: list[bytes | None] = field(default_factory=list)
+    writer: Any = field(default_factory=FakeWriter)
+    stopping: threading.Event = field(default_factory=threading.Event)
+    codec: Any = field(default_factory=build_codec)
+    feed: Feed | None = None
+
+    def start(self, checkpoint: Checkpoint | None = None, *, low: int = 0) -> tuple[SourceRef, ...]:
+        """Start a feed; where it begins."""
+        self.feed = Feed(
+            consumer=FakeConsumer(self.log, "scored", low=low),
+            topic="scored",
+            policy="default",
+            window=Window(max_segments=100, max_tokens=10_000, max_uses=2),
+            codec=self.codec,
+            writer=self.writer,
+            dead_letters="dead",
+            clock=ManualClock(9_000),
+            stopping=self.stopping,
+        )
+        return self.feed.start(checkpoint, lambda ids: dict.fromkeys(ids, 1))
+
+    def wait(self, condition: Callable[[Feed], bool]) -> Feed:
+        """Wait until the feed fulfils a condition."""
+        assert self.feed is not None
+        deadline = time.monotonic() + DEADLINE_S
+        while not condition(self.feed):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        return self.feed
+
+
+@pytest.fixture
+def bench() -> Iterator[Bench]:
+    made = Bench()
+    yield made
+    made.stopping.set()
+    if made.feed is not None:
+        made.feed.stop()
+
+
+def checkpoint(position: int, window: Sequence[int]) -> Checkpoint:
+    return Checkpoint(
+        version=1,
+        state_uri="",
+        state_files={},
+        positions=(at(position),),
+        window=tuple(at(offset) for offset in window),
+        rng=b"",
+        sealed_at=0,
+    )
+
+
+def arrived(count: int) -> Callable[[Feed], bool]:
+    return lambda feed: sum(feed.status().arrivals.values()) >= count
+
+
+def held(feed: Feed) -> list[tuple[int, str]]:
+    candidates = feed.seal().snapshot.candidates
+    return [(c.ref.offset, c.scored.segment.segment_id) for c in candidates]
+
+
+def test_reads_everything_from_the_beginning(bench: Bench) -> None:
+    bench.log.extend(encoded(scored(name)) for name in "ab")
+    assert bench.start() == (at(0),)
+    feed = bench.wait(arrived(2))
+    assert feed.status().new_segments == 2
+    sealed = feed.seal()
+    assert sealed.positions == (at(2),)
+    bench.log.append(encoded(scored("c")))
+    bench.wait(arrived(3))
+    assert feed.status().new_segments == 1
+
+
+def test_restores_what_the_checkpoint_names_and_nothing_else(bench: Bench) -> None:
+    bench.log.extend(encoded(scored(name)) for name in "abcde")
+    # b was evicted or replaced before; d and e arrived after the snapshot.
+    assert bench.start(checkpoint(3, [2, 0])) == (at(3),)
+    feed = bench.wait(arrived(2))
+    assert feed.status().new_segments == 2
+    assert held(feed) == [(2, "c"), (0, "a"), (3, "d"), (4, "e")]
+
+
+def test_restored_segments_keep_their_uses(bench: Bench) -> None:
+    bench.log.append(encoded(scored("a")))
+    bench.start(checkpoint(1, [0]))
+    assert bench.feed is not None
+    bench.feed.record_use(["a"])
+    assert bench.feed.status().available_segments == 0
+
+
+def test_a_dead_letter_is_not_written_again_after_a_restart(bench: Bench) -> None:
+    bench.log.extend([b"\xff", encoded(scored("a"))])
+    bench.start(checkpoint(1, []))
+    bench.wait(arrived(1))
+    assert bench.writer.records == []
+
+
+def test_retention_moves_the_start_and_says_what_is_lost(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.log.extend(encoded(scored(name)) for name in "abcd")
+    assert bench.start(checkpoint(1, [0]), low=3) == (at(3),)
+    feed = bench.wait(arrived(1))
+    assert held(feed) == [(3, "d")]
+    assert "lost to retention" in caplog.text
+    assert "without 1 segments" in caplog.text
+
+
+def test_the_position_waits_until_the_dead_letter_is_written(bench: Bench) -> None:
+    bench.log.extend([b"\xff", encoded(scored("a"))])
+    bench.writer.failures = 1
+    bench.start()
+    feed = bench.wait(arrived(2))
+    assert len(bench.writer.records) == 1
+    assert feed.seal().positions == (at(2),)
+
+
+def test_a_stop_does_not_move_past_an_unwritten_dead_letter(bench: Bench) -> None:
+    bench.log.append(b"\xff")
+    bench.writer.failures = 1_000_000
+    bench.writer.on_write = bench.stopping.set
+    bench.start()
+    assert bench.feed is not None
+    bench.feed.stop()
+    assert bench.feed.seal().positions == (at(0),)
+
+
+def test_a_value_too_large_to_repeat_is_named_instead(bench: Bench) -> None:
+    class Small(FakeWriter):
+        """Takes no record of more than 500 bytes."""
+
+        def write(self, records: Sequence[Outgoing]) -> None:
+            if any(len(record.value) > 500 for record in records):
+                raise OversizedError("too large")
+            super().write(records)
+
+    bench.writer = Small()
+    bench.log.append(b"\xff" * 1_000)
+    bench.start()
+    bench.wait(lambda feed: feed.status().arrivals.get("dead_letter") == 1)
+    (record,) = bench.writer.records
+    letter = build_codec().decode(record.value, DeadLetter)
+    assert letter.value is None
+    assert letter.offset == 0
+    assert letter.attributes == {"value_omitted": "1000 bytes, too large to repeat"}
+
+
+def test_waits_for_a_schema_registry_that_is_away(bench: Bench) -> None:
+    class Away:
+        """A codec whose registry answers at the second try."""
+
+        tries = 0
+
+        def decode(self, value: bytes, expected: type[Any]) -> Any:
+            self.tries += 1
+            if self.tries == 1:
+                raise SchemaError("the registry is away")
+            return build_codec().decode(value, expected)
+
+    bench.codec = Away()
+    bench.log.append(encoded(scored("a")))
+    bench.start()
+    feed = bench.wait(arrived(1))
+    assert feed.status().segments == 1
+
+
+def test_a_topic_that_is_missing_is_explained(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listing = FakeConsumer.list_topics
+
+    def missing(self: FakeConsumer, topic: str, timeout: float) -> Any:
+        found = listing(self, topic, timeout)
+        found.topics[topic].error = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        return found
+
+    monkeypatch.setattr(FakeConsumer, "list_topics", missing)
+    with pytest.raises(BrokerError, match="create the topics first"):
+        bench.start()
+
+
+class _Producer:
+    """Answers each record with the next of some outcomes, when polled."""
+
+    def __init__(self, *outcomes: int | None) -> None:
+        self._outcomes = list(outcomes)
+        self._waiting: list[Callable[[], None]] = []
+        self.produced: list[bytes] = []
+        self.full = False
+
+    def produce(self, topic: str, *, value: bytes, key: bytes | None, on_delivery: Any) -> None:
+        assert topic
+        assert key is None
+        if self.full:
+            raise BufferError
+        outcome = self._outcomes.pop(0)
+        error = None if outcome is None else KafkaError(outcome)
+        if outcome == KafkaError._FATAL:
+            raise KafkaException(error)
+        self.produced.append(value)
+        self._waiting.append(lambda: on_delivery(error, None))
+
+    def poll(self, timeout: float) -> None:
+        assert timeout > 0
+        self.full = False
+        if self._waiting:
+            self._waiting.pop(0)()
+
+
+def outgoing(*values: bytes) -> list[Outgoing]:
+    return [Outgoing(topic="t", key=None, value=value) for value in values]
+
+
+def test_the_writer_returns_once_all_are_acknowledged() -> None:
+    producer = _Producer(None, None)
+    producer.full = True
+    KafkaWriter(producer).write(outgoing(b"a", b"b"))
+    assert producer.produced == [b"a", b"b"]
+    assert producer._waiting == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "error"),
+    [
+        (KafkaError._MSG_TIMED_OUT, BrokerError),
+        (KafkaError._FATAL, BrokerError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, OversizedError),
+    ],
+)
+def test_the_writer_maps_errors(outcome: int, error: type[Exception]) -> None:
+    with pytest.raises(error, match="cannot write"):
+        KafkaWriter(_Producer(None, outcome)).write(outgoing(b"a", b"b"))
