@@ -29,7 +29,13 @@ def sees(feedback: Feedback, turn: Turn, horizon_ms: int) -> bool:
     return turn.life in _HELD
 
 
-def resolve(session: Session, feedback: Feedback, settings: AlignSettings) -> Target | None:
+Memo = dict[int, Target | None]
+"""Targets already computed, by offset, of feedback that stands in no circle."""
+
+
+def resolve(
+    session: Session, feedback: Feedback, settings: AlignSettings, memo: Memo | None = None
+) -> Target | None:
     """The target of unpublished feedback, computed from what is held now.
 
     ``supersedes`` is followed from original to original until one is published (its target
@@ -41,30 +47,60 @@ def resolve(session: Session, feedback: Feedback, settings: AlignSettings) -> Ta
         session: The session it belongs to.
         feedback: Open or pending.
         settings: The aligner's.
+        memo: Shared by calls between which no event is accepted, published or dies.
     """
-    chain, found = _chain(session, feedback, settings)
-    for link in reversed(chain):
+    memo = {} if memo is None else memo
+    chain, found, circle = _chain(session, feedback, settings, memo)
+    for index in range(len(chain) - 1, -1, -1):
+        link = chain[index]
         if found is None or not sees(link, found.turn, settings.horizon_ms):
             found = _own_target(session, link, settings)
+        if index < circle:
+            memo[link.offset] = found
     return found
 
 
+def resolve_new(session: Session, feedback: Feedback, settings: AlignSettings) -> Target | None:
+    """As :func:`resolve`, for feedback just accepted: all others have their targets.
+
+    What nothing waits for changes nobody's target, and stands in no circle.
+    """
+    if feedback.supersedes is None or feedback.event_id in session.superseders:
+        return resolve(session, feedback, settings)
+    original = _original(session, feedback, settings.horizon_ms)
+    if original is None or original.life is Life.PUBLISHED:
+        return resolve(session, feedback, settings)
+    return resolve(session, feedback, settings, {original.offset: _stored(original)})
+
+
+def _stored(feedback: Feedback) -> Target | None:
+    if feedback.target is None or feedback.attributed_by is None:
+        return None
+    return Target(feedback.target, feedback.attributed_by)
+
+
 def _chain(
-    session: Session, feedback: Feedback, settings: AlignSettings
-) -> tuple[list[Feedback], Target | None]:
+    session: Session, feedback: Feedback, settings: AlignSettings, memo: Memo
+) -> tuple[list[Feedback], Target | None, int]:
+    """From feedback to original, what the last one's original gives, and where a circle begins.
+
+    Results from the circle on depend on where it was entered, so only those before are kept.
+    """
     chain = [feedback]
-    seen = {feedback.offset}
+    seen = {feedback.offset: 0}
     while chain[-1].supersedes is not None:
         original = _original(session, chain[-1], settings.horizon_ms)
-        if original is None or original.offset in seen:
+        if original is None:
             break
+        if original.offset in seen:
+            return chain, None, seen[original.offset]
         if original.life is Life.PUBLISHED:
-            assert original.target is not None
-            assert original.attributed_by is not None
-            return chain, Target(original.target, original.attributed_by)
+            return chain, _stored(original), len(chain)
+        if original.offset in memo:
+            return chain, memo[original.offset], len(chain)
+        seen[original.offset] = len(chain)
         chain.append(original)
-        seen.add(original.offset)
-    return chain, None
+    return chain, None, len(chain)
 
 
 def _original(session: Session, feedback: Feedback, horizon_ms: int) -> Feedback | None:

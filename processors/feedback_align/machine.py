@@ -502,7 +502,7 @@ def _accept_feedback(session: Session, feedback: Feedback, settings: AlignSettin
     session.unpublished[feedback.offset] = feedback
     if feedback.supersedes is not None:
         session.superseders.setdefault(feedback.supersedes, {})[feedback.offset] = feedback
-    _place(session, feedback, attribution.resolve(session, feedback, settings), settings)
+    _place(session, feedback, attribution.resolve_new(session, feedback, settings), settings)
     if feedback.event_id in session.superseders:
         followers = attribution.with_superseders(session, [feedback])[1:]
         _retarget(session, followers, settings)
@@ -561,8 +561,9 @@ def _displace(session: Session, feedback: Feedback) -> None:
 
 def _retarget(session: Session, feedback: Iterable[Feedback], settings: AlignSettings) -> None:
     """Compute targets anew, and move what has another one."""
+    memo: attribution.Memo = {}
     for item in feedback:
-        target = attribution.resolve(session, item, settings)
+        target = attribution.resolve(session, item, settings, memo)
         if target is not None and target.turn is item.target:
             item.attributed_by = target.attributed_by
         elif target is not None or item.target is not None:
