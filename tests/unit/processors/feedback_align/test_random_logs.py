@@ -184,41 +184,73 @@ def test_live_with_crashes_gives_what_a_replay_gives(seed: int) -> None:
     """The topics are read in any interleaving, and the worker dies now and then."""
     records = [item for item in random_log(seed) if isinstance(item, Arrival)]
     last = records[-1].arrival_ms + 5_000
-    rng = Random(seed)
-    topics: dict[str, list[tuple[int, Payload]]] = {}
-    for topic in (TURNS, FEEDBACK):
-        own = [item for item in records if item.topic == topic]
-        # Offsets count from 1 in these logs.
-        topics[topic] = [(0, None), *((r.arrival_ms, r.record) for r in own), (last + 1, None)]
-    kept: dict[SessionKey, bytes] = {}
-    partition = encode_partition(new_state().clock_ms, {})
-    crashes, effects = 4, set[str]()
-    while True:
-        clock, positions = decode_partition(partition)
-        merger = Merger(0, positions)
-        sessions = [decode_session(data) for data in kept.values()]
-        state = restore_state(sessions, clock, TINY)
-        read = {t: positions[t].offset + 1 if t in positions else 0 for t in topics}
-        while any(read[topic] < len(topics[topic]) for topic in topics):
-            for topic in rng.sample(list(topics), 2):
-                for offset in range(read[topic], min(read[topic] + 8, len(topics[topic]))):
-                    merger.offer(topic, offset, *topics[topic][offset])
-                    read[topic] = offset + 1
-                if rng.random() < 0.5:
-                    break
-            state, more = play(state, merger.drain(rng.choice((None, 5))))
-            effects |= set(map(repr, more))
-            if crashes and rng.random() < 0.2:
-                crashes -= 1
-                break
-            keep(state, kept)
-            partition = encode_partition(state.clock_ms, merger.positions())
-        else:
-            break
-    state, more = play(state, merger.drain())
-    effects |= set(map(repr, more))
+    worker = Worker(topics_of(records, last + 1), Random(seed))
+    for _ in range(4):
+        worker.run_until_it_crashes()
+    worker.run()
     expected = play(new_state(), [*records, Advance(last)])[1]
-    assert effects == set(map(repr, expected))
+    assert worker.effects == set(map(repr, expected))
+
+
+def topics_of(records: list[Arrival], end: int) -> dict[str, list[tuple[int, Payload]]]:
+    """(timestamp, value) by offset, which count from 1 in these logs; a tick at either end."""
+    own = {topic: [r for r in records if r.topic == topic] for topic in (TURNS, FEEDBACK)}
+    return {
+        topic: [(0, None), *((r.arrival_ms, r.record) for r in items), (end, None)]
+        for topic, items in own.items()
+    }
+
+
+class Worker:
+    """Reads topics in random portions; what it kept last is all that outlives a crash."""
+
+    def __init__(self, topics: dict[str, list[tuple[int, Payload]]], rng: Random) -> None:
+        self.topics = topics
+        self.rng = rng
+        self.effects: set[str] = set()
+        self.kept: dict[SessionKey, bytes] = {}
+        self.partition = encode_partition(new_state().clock_ms, {})
+
+    def run_until_it_crashes(self) -> None:
+        self._start()
+        while self._read():
+            self._drain(self.rng.choice((None, 5)))
+            if self.rng.random() < 0.2:
+                return
+            self._keep()
+
+    def run(self) -> None:
+        self._start()
+        while self._read():
+            self._drain(5)
+            self._keep()
+        self._drain(None)
+
+    def _start(self) -> None:
+        clock, positions = decode_partition(self.partition)
+        self.merger = Merger(0, positions)
+        sessions = [decode_session(data) for data in self.kept.values()]
+        self.state = restore_state(sessions, clock, TINY)
+        self.next = {topic: at.offset + 1 for topic, at in self.merger.positions().items()}
+
+    def _read(self) -> bool:
+        topic = self.rng.choice([t for t in self.topics if self._left(t)] or [TURNS])
+        portion = range(self.next[topic], self.next[topic] + min(8, self._left(topic)))
+        for offset in portion:
+            self.merger.offer(topic, offset, *self.topics[topic][offset])
+        self.next[topic] = portion.stop
+        return len(portion) > 0
+
+    def _left(self, topic: str) -> int:
+        return len(self.topics[topic]) - self.next[topic]
+
+    def _drain(self, limit: int | None) -> None:
+        self.state, effects = play(self.state, self.merger.drain(limit))
+        self.effects |= set(map(repr, effects))
+
+    def _keep(self) -> None:
+        keep(self.state, self.kept)
+        self.partition = encode_partition(self.state.clock_ms, self.merger.positions())
 
 
 def keep(state: PartitionState, kept: dict[SessionKey, bytes]) -> None:
