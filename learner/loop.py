@@ -20,17 +20,17 @@ import torch
 
 from learner.checkpoint import LearnerState, pack_rng, unpack_rng
 from learner.feed import Feed, FeedStatus, Sealed
-from learner.kafka import connect_consumer, connect_writer
+from learner.kafka import KafkaWriter, connect_consumer, connect_writer
 from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
 from learner.schedule import Rules, Schedule, Trigger
 from learner.window import Candidate, Window, sample
 from streams import topics
 from streams.clock import Clock, SystemClock
-from streams.contracts import ModelVersion, ScoredSegment, VersionStatus
+from streams.contracts import ModelVersion, ScoredSegment, SourceRef, VersionStatus
 from streams.errors import BrokerError, LearnerError, RegistryError
 from streams.kafka.clients import resolve_bootstrap
 from streams.registry import ArtifactStore, Checkpoint, Registry, verify
-from streams.serde import build_codec
+from streams.serde import Codec, build_codec
 from streams.settings import LearnerSettings, Settings
 
 log = logging.getLogger(__name__)
@@ -155,65 +155,51 @@ class Learner:
         """
         # 1. Clear up what a crash left behind.
         self._publisher.recover()
-        # 2. Go back to where the newest version left off.
-        checkpoint = self._registry.latest_checkpoint(self._settings.policy)
-        rng = self._restore(checkpoint)
-        # 3. Rebuild the window and read on in the background.
-        since = self._feed.start(checkpoint, self._uses_of)
-        self._drop_stale()
-        schedule = self._schedule(checkpoint)
-        good = LearnerState.capture(self._trainer.state_dict())
-        published = 0
-        while not self._finished(published):
-            # 4. Wait until enough is new.
-            trigger = self._wait(schedule)
+        # 2. Go back to where the newest version left off, window included, and read on.
+        course = self._begin()
+        while not self._finished(course):
+            # 3. Wait until enough is new.
+            trigger = self._wait(course.schedule)
             if trigger is None:
                 break
-            # 5. Take a snapshot; what arrives from here on belongs to the next.
-            sealed = self._feed.seal()
-            sealed_at = schedule.restart()
-            # 6. Sample from it.
-            drawn = self._draw(sealed, rng)
-            # 7. Update.
-            began = self._clock.now_ms()
+            # 4. Take a snapshot; what arrives from here on belongs to the next.
+            sealed, sealed_at = self._feed.seal(), course.schedule.restart()
+            # 5. Sample from it.
+            drawn = sample(sealed.snapshot.candidates, self._settings.batch_segments, course.rng)
+            # 6. Update.
             trained = self._train(drawn)
             if trained is None:
                 log.warning("no version from %d sampled segments: waiting for news", len(drawn))
                 continue
-            # 8. Publish, live or rejected.
-            after = LearnerState.capture(self._trainer.state_dict())
-            version = self._publisher.publish(
-                FinishedUpdate(
-                    metrics=trained.metrics,
-                    optimizer_step=trained.optimizer_step,
-                    used=_used(drawn, trained),
-                    since=since,
-                    positions=sealed.positions,
-                    window=sealed.snapshot.refs,
-                    rng=pack_rng(rng),
-                    sealed_at=sealed_at,
-                    reason=f"{trigger.value}: {sealed.snapshot.new_segments} new segments",
-                    config_hash=self._config_hash,
-                    save_adapter=self._trainer.save_adapter,
-                    before=good,
-                    after=after,
-                )
-            )
-            published += 1
-            since = sealed.positions
-            # 9. Go on from the new version, or from the one before if it was rejected.
-            good = self._go_on(version, before=good, after=after)
-            self._feed.record_use(trained.used)
-            self._drop_stale()
-            _log_update(version, trained, drawn, self._clock.now_ms() - began)
-        self._send_rest()
-        return published
+            # 7. Publish, live or rejected.
+            finished = self._describe(course, trigger, sealed, sealed_at, drawn, trained)
+            version = self._publisher.publish(finished)
+            _log_update(version, trained, len(drawn), self._clock.now_ms() - sealed_at)
+            # 8. Go on from the new version, or from the one before if it was rejected.
+            self._go_on(course, version, finished)
+        # 9. Leave nothing unsent, unless stopped: the next start sends it.
+        if not self._stopping.is_set():
+            self._publisher.send_unpublished()
+        return course.published
 
-    def _finished(self, published: int) -> bool:
+    def _finished(self, course: _Course) -> bool:
         limit = self._settings.max_updates
-        return self._stopping.is_set() or (limit > 0 and published >= limit)
+        return self._stopping.is_set() or (limit > 0 and course.published >= limit)
 
     # Starting
+
+    def _begin(self) -> _Course:
+        checkpoint = self._registry.latest_checkpoint(self._settings.policy)
+        rng = self._restore(checkpoint)
+        since = self._feed.start(checkpoint, self._uses_of)
+        self._drop_stale()
+        sealed_at = None if checkpoint is None else checkpoint.sealed_at
+        return _Course(
+            rng=rng,
+            schedule=Schedule(Rules.of(self._settings), self._clock, sealed_at),
+            since=since,
+            good=LearnerState.capture(self._trainer.state_dict()),
+        )
 
     def _restore(self, checkpoint: Checkpoint | None) -> random.Random:
         """Bring trainer and generators back; the sampler's generator."""
@@ -224,10 +210,6 @@ class Learner:
         self._trainer.load_state_dict(LearnerState.read(checkpoint).restore())
         log.info("resumed policy=%s version=%d", self._settings.policy, checkpoint.version)
         return unpack_rng(checkpoint.rng)
-
-    def _schedule(self, checkpoint: Checkpoint | None) -> Schedule:
-        sealed_at = None if checkpoint is None else checkpoint.sealed_at
-        return Schedule(Rules.of(self._settings), self._clock, sealed_at)
 
     def _uses_of(self, segment_ids: Any) -> Mapping[str, int]:
         return self._registry.segment_uses(self._settings.policy, segment_ids)
@@ -247,9 +229,6 @@ class Learner:
             self._retry_outbox()
             self._stopping.wait(_POLL_S)
         return None
-
-    def _draw(self, sealed: Sealed, rng: random.Random) -> tuple[Candidate, ...]:
-        return sample(sealed.snapshot.candidates, self._settings.batch_segments, rng)
 
     def _train(self, drawn: Sequence[Candidate]) -> Trained | None:
         segments = [candidate.scored for candidate in drawn]
@@ -283,14 +262,41 @@ class Learner:
         """Leave out segments by versions more than ``max_version_gap`` behind the current."""
         self._feed.require_version(self._current_version() - self._settings.max_version_gap)
 
-    def _go_on(
-        self, version: ModelVersion, *, before: LearnerState, after: LearnerState
-    ) -> LearnerState:
-        if version.status is not VersionStatus.REJECTED:
-            return after
-        log.warning("version %d %s", version.version, version.reason)
-        self._trainer.load_state_dict(before.restore())
-        return before
+    def _describe(
+        self,
+        course: _Course,
+        trigger: Trigger,
+        sealed: Sealed,
+        sealed_at: int,
+        drawn: Sequence[Candidate],
+        trained: Trained,
+    ) -> FinishedUpdate:
+        return FinishedUpdate(
+            metrics=trained.metrics,
+            optimizer_step=trained.optimizer_step,
+            used=tuple(c for c in drawn if c.scored.segment.segment_id in trained.used),
+            since=course.since,
+            positions=sealed.positions,
+            window=sealed.snapshot.refs,
+            rng=pack_rng(course.rng),
+            sealed_at=sealed_at,
+            reason=f"{trigger.value}: {sealed.snapshot.new_segments} new segments",
+            config_hash=self._config_hash,
+            save_adapter=self._trainer.save_adapter,
+            before=course.good,
+            after=LearnerState.capture(self._trainer.state_dict()),
+        )
+
+    def _go_on(self, course: _Course, version: ModelVersion, finished: FinishedUpdate) -> None:
+        if version.status is VersionStatus.REJECTED:
+            log.warning("version %d %s", version.version, version.reason)
+            self._trainer.load_state_dict(finished.before.restore())
+        else:
+            course.good = finished.after
+        course.since = finished.positions
+        course.published += 1
+        self._feed.record_use(c.scored.segment.segment_id for c in finished.used)
+        self._drop_stale()
 
     # The outbox
 
@@ -303,11 +309,6 @@ class Learner:
             self._publisher.send_unpublished()
         except BrokerError as error:
             log.warning("events of versions still wait: %s", error)
-
-    def _send_rest(self) -> None:
-        """Before leaving on its own accord all events must be out; a stop leaves them."""
-        if not self._stopping.is_set():
-            self._publisher.send_unpublished()
 
 
 def run(
@@ -333,55 +334,100 @@ def run(
     Raises:
         ClawstreamError: Something it needs cannot be used.
     """
-    names = names or Topics()
-    clock = clock or SystemClock()
-    learner = settings.learner
-    bootstrap = resolve_bootstrap(settings)
-    codec = build_codec(settings.schema_registry_url)
-    writer = connect_writer(settings.kafka, bootstrap)
+    links = _connect(settings, stopping, names or Topics(), clock or SystemClock())
     artifacts = ArtifactStore.open(settings.effective_artifacts_url)
     with Registry.open(settings.effective_registry_url) as registry:
         trainer = make_trainer(settings)
-        feed = Feed(
-            consumer=connect_consumer(settings.kafka, bootstrap),
-            topic=names.scored,
-            policy=learner.policy,
-            window=Window(
-                max_segments=learner.window_segments,
-                max_tokens=learner.window_tokens,
-                max_uses=learner.max_updates_per_segment,
-            ),
-            codec=codec,
-            writer=writer,
-            dead_letters=names.dead_letters,
-            clock=clock,
-            stopping=stopping,
-        )
-        publisher = Publisher(
-            registry=registry,
-            artifacts=artifacts,
-            writer=writer,
-            codec=codec,
-            topic=names.versions,
-            policy=learner.policy,
-            base=trainer.base,
-            max_kl=learner.gate_max_kl,
-            keep_checkpoints=learner.keep_checkpoints,
-            clock=clock,
-        )
+        feed = _make_feed(settings, links)
         try:
             return Learner(
-                settings=learner,
+                settings=settings.learner,
                 trainer=trainer,
                 registry=registry,
                 feed=feed,
-                publisher=publisher,
-                config_hash=settings_hash(learner, settings.model),
-                clock=clock,
+                publisher=_make_publisher(settings, links, registry, artifacts, trainer.base),
+                config_hash=settings_hash(settings.learner, settings.model),
+                clock=links.clock,
                 stopping=stopping,
             ).run()
         finally:
             feed.stop()
+
+
+@dataclass(frozen=True, slots=True)
+class _Links:
+    """What feed and publisher share."""
+
+    bootstrap: str
+    codec: Codec
+    writer: KafkaWriter
+    names: Topics
+    clock: Clock
+    stopping: threading.Event
+
+
+def _connect(settings: Settings, stopping: threading.Event, names: Topics, clock: Clock) -> _Links:
+    bootstrap = resolve_bootstrap(settings)
+    codec = build_codec(settings.schema_registry_url)
+    writer = connect_writer(settings.kafka, bootstrap)
+    return _Links(bootstrap, codec, writer, names, clock, stopping)
+
+
+def _make_feed(settings: Settings, links: _Links) -> Feed:
+    learner = settings.learner
+    window = Window(
+        max_segments=learner.window_segments,
+        max_tokens=learner.window_tokens,
+        max_uses=learner.max_updates_per_segment,
+    )
+    return Feed(
+        consumer=connect_consumer(settings.kafka, links.bootstrap),
+        topic=links.names.scored,
+        policy=learner.policy,
+        window=window,
+        codec=links.codec,
+        writer=links.writer,
+        dead_letters=links.names.dead_letters,
+        clock=links.clock,
+        stopping=links.stopping,
+    )
+
+
+def _make_publisher(
+    settings: Settings,
+    links: _Links,
+    registry: Registry,
+    artifacts: ArtifactStore,
+    base: BaseIdentity,
+) -> Publisher:
+    learner = settings.learner
+    return Publisher(
+        registry=registry,
+        artifacts=artifacts,
+        writer=links.writer,
+        codec=links.codec,
+        topic=links.names.versions,
+        policy=learner.policy,
+        base=base,
+        max_kl=learner.gate_max_kl,
+        keep_checkpoints=learner.keep_checkpoints,
+        clock=links.clock,
+    )
+
+
+@dataclass(slots=True)
+class _Course:
+    """Where a learner stands between two updates.
+
+    ``since`` is, per partition, the first record not in the newest version; ``good`` the state
+    to go back to if the next update is rejected.
+    """
+
+    rng: random.Random
+    schedule: Schedule
+    since: tuple[SourceRef, ...]
+    good: LearnerState
+    published: int = 0
 
 
 class _Progress:
@@ -406,18 +452,12 @@ class _Progress:
         )  # fmt: skip
 
 
-def _used(drawn: Sequence[Candidate], trained: Trained) -> tuple[Candidate, ...]:
-    return tuple(c for c in drawn if c.scored.segment.segment_id in trained.used)
-
-
-def _log_update(
-    version: ModelVersion, trained: Trained, drawn: Sequence[Candidate], took_ms: int
-) -> None:
+def _log_update(version: ModelVersion, trained: Trained, sampled: int, took_ms: int) -> None:
     numbers = " ".join(f"{name}={value:.6g}" for name, value in sorted(trained.metrics.items()))
     log.info(
         "update version=%d status=%s parent=%s sampled=%d used=%d took_ms=%d %s",
         version.version, version.status.value, version.parent,
-        len(drawn), len(trained.used), took_ms, numbers,
+        sampled, len(trained.used), took_ms, numbers,
     )  # fmt: skip
 
 
