@@ -6,6 +6,7 @@ in one process do not meet. Counters end in ``_total`` where they are exposed.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -163,20 +164,16 @@ class ProcessorMetrics:
     def forget_partition(self, partition: int, topics: tuple[str, ...]) -> None:
         """Show nothing more of a partition that another worker owns now."""
         for metric in ALL:
-            if metric.kind != "gauge":
-                continue
-            gauge = self._gauges[metric.name]
-            if metric.labels == ("processor", "partition"):
-                gauge.remove_by_labels({"processor": self.processor, "partition": str(partition)})
-                continue
-            for topic in topics:
-                gauge.remove_by_labels(
-                    {
-                        "processor": self.processor,
-                        "topic": topic,
-                        "partition": str(partition),
-                    }
-                )
+            if metric.kind == "gauge":
+                by_topic = "topic" in metric.labels
+                for topic in topics if by_topic else ("",):
+                    self._forget(metric, topic, str(partition))
+
+    def _forget(self, metric: Metric, topic: str, partition: str) -> None:
+        values = {"processor": self.processor, "topic": topic, "partition": partition}
+        # It may never have been shown.
+        with suppress(KeyError):
+            self._gauges[metric.name].remove(*(values[label] for label in metric.labels))
 
     def value(self, metric: Metric, **labels: str) -> float:
         """What a counter or gauge shows; 0 if it was never touched."""

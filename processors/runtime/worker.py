@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -49,6 +50,8 @@ logger = logging.getLogger(__name__)
 
 TOPIC_QUEUE_BATCHES = 4
 HOLD_TIMEOUT_S = 20.0
+STOP_GRACE_S = 5.0
+STOP_LIMIT_S = 15.0
 STATISTICS_INTERVAL_S = 2.0
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CHATTY_LOGGERS = ("aiokafka", "faust", "mode")
@@ -96,6 +99,34 @@ class PromptTables(TableManager):
     async def on_start(self) -> None:
         await self._update_channels()
         await self.recovery.start()
+
+
+class BoundedWorker(faust.Worker):
+    """Ends within ``STOP_LIMIT_S``, whatever Kafka does not answer.
+
+    Everything that counts is in committed transactions; an end that is cut short is as safe
+    as a kill.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limit = threading.Timer(STOP_LIMIT_S, _end_at_once)
+        self._limit.daemon = True
+
+    async def stop(self) -> None:
+        if not self._limit.is_alive() and not self._limit.finished.is_set():
+            self._limit.start()
+        await super().stop()
+
+    def ended(self) -> None:
+        """It ended in time."""
+        self._limit.cancel()
+
+
+def _end_at_once() -> None:
+    logger.error("stopping took more than %.0f s: is Kafka down? Ended now", STOP_LIMIT_S)
+    logging.shutdown()
+    os._exit(1)
 
 
 class BatchWorker:
@@ -178,11 +209,12 @@ class BatchWorker:
     async def stop(self, *_: Any, **__: Any) -> None:
         """Finish the transactions that run, commit offsets, give all partitions up."""
         self._cancel_restore.set()
-        await self._hold_all()
-        await self.app.consumer.commit()
+        await self._hold_all(STOP_GRACE_S)
+        await _within_grace(self.app.consumer.commit(), "the last commit of offsets")
         if self._tick_producer is not None:
-            await self._tick_producer.stop()
-        await asyncio.gather(*(runner.close() for runner in self._runners.values()))
+            await _within_grace(self._tick_producer.stop(), "closing the tick producer")
+        closing = asyncio.gather(*(runner.close() for runner in self._runners.values()))
+        await _within_grace(closing, "closing the partitions")
 
     async def crash(self, error: BaseException) -> None:
         """End this worker; its successor goes on from the last transaction."""
@@ -205,13 +237,13 @@ class BatchWorker:
             await runner.accept(message.topic, event.value)
         event.ack()
 
-    async def _hold_all(self) -> None:
+    async def _hold_all(self, timeout_s: float = HOLD_TIMEOUT_S) -> None:
         holds = [asyncio.create_task(runner.hold()) for runner in self._runners.values()]
         if not holds:
             return
-        _, late = await asyncio.wait(holds, timeout=HOLD_TIMEOUT_S)
+        _, late = await asyncio.wait(holds, timeout=timeout_s)
         for task in late:
-            logger.warning("a transaction did not end within %.0f s", HOLD_TIMEOUT_S)
+            logger.warning("a transaction did not end within %.0f s", timeout_s)
             task.cancel()
 
     async def _settle_assignment(self) -> None:
@@ -363,6 +395,14 @@ class BatchWorker:
             _serve_metrics(app, self.metrics)
 
 
+async def _within_grace(work: Awaitable[Any], what: str) -> None:
+    """Await ``work``, but let nothing that Kafka does not answer hold up the end."""
+    try:
+        await asyncio.wait_for(work, STOP_GRACE_S)
+    except (TimeoutError, KafkaError) as error:
+        logger.warning("%s failed: %r", what, error)
+
+
 def _serve_metrics(app: BatchApp, metrics: ProcessorMetrics) -> None:
     """Add ``/metrics`` to the app's web views."""
 
@@ -456,7 +496,7 @@ def _new_worker(
 
 
 def _execute(worker: BatchWorker) -> int:
-    process = faust.Worker(
+    process = BoundedWorker(
         worker.app,
         override_logging=False,
         redirect_stdouts=False,
@@ -470,6 +510,7 @@ def _execute(worker: BatchWorker) -> int:
     except SystemExit as stop:
         # Everything is closed; searching a large state for cycles would only delay the exit.
         gc.freeze()
+        process.ended()
         return stop.code if isinstance(stop.code, int) else 1
     return 0
 
