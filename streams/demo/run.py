@@ -148,7 +148,7 @@ class Demo:
 
     def _write_config(self, bootstrap: str) -> Path:
         """The settings of all processes, with ports that are free now."""
-        gateway, serve, align = _free_ports(3)
+        gateway, serve, align = free_ports(3)
         wanted = self._settings.model_dump(mode="json", exclude_defaults=True)
         ports: dict[str, dict[str, Any]] = {
             "kafka": {"bootstrap_servers": bootstrap},
@@ -331,7 +331,8 @@ def _empty(folder: Path) -> None:
             path.unlink()
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """Ports of this machine that nobody listens on now."""
     sockets = [socket.socket() for _ in range(count)]
     try:
         for listener in sockets:
