@@ -164,7 +164,7 @@ class AliasMoveRow(Base):
 
 
 class CheckpointRow(Base):
-    """What the learner resumes from after a version: see ``streams.registry.store.Checkpoint``."""
+    """What the learner resumes from after a version: see ``streams.registry.rows.Checkpoint``."""
 
     __tablename__ = "checkpoints"
     __table_args__ = (_of_version(),)

@@ -19,10 +19,10 @@ from streams.serde import build_codec
 from tests.conftest import CreateTopics
 from tests.unit.learner.fakes import encoded, scored
 
-pytestmark = [pytest.mark.broker, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(480)]
 
 PARTITIONS = 2
-DEADLINE_S = 90.0
+DEADLINE_S = 120.0
 T = TypeVar("T", ModelVersion, DeadLetter)
 
 

@@ -333,7 +333,7 @@ def test_a_bad_address_is_explained_without_its_password(bad: str) -> None:
 def test_postgresql_gets_the_same_tables(capsys: pytest.CaptureFixture[str]) -> None:
     from alembic import command
 
-    from streams.registry.store import offline_config
+    from streams.registry.database import offline_config
 
     command.upgrade(offline_config("postgresql"), "head", sql=True)
     script = capsys.readouterr().out
