@@ -120,22 +120,36 @@ class BatchConsumer(AIOKafkaFaustConsumer):
         return BatchConsumerThread(self, loop=self.loop, beacon=self.beacon)
 
     async def getmany(self, timeout: float) -> AsyncIterator[tuple[TP, ConsumerMessage]]:
-        # What is left out because a rebalance began is fetched again: every rebalance ends in
-        # ``perform_seek``. A partition paused meanwhile is not left out, or the records
-        # fetched for it would be lost.
-        records, _ = await self._wait_next_records(min(timeout, POLL_TIMEOUT_S))
+        if not self.flow_active:
+            await self.wait(self.can_resume_flow)  # type: ignore[arg-type]
         generation_id = self.app.consumer_generation_id
-        if self.should_stop or self._suspended(generation_id):
+        records, _ = await self._wait_next_records(min(timeout, POLL_TIMEOUT_S))
+        if self.should_stop:
             return
+        # A partition paused meanwhile is not left out, or what was fetched for it would be lost.
         batches = {TP(tp.topic, tp.partition): batch for tp, batch in (records or {}).items()}
-        self._note_positions(batches)
+        if not self._suspended(generation_id):
+            self._note_positions(batches)
         for tp, batch in batches.items():
             if self._suspended(generation_id):
+                await self._seek_again()
                 return
             # Stock code takes a jump in offsets for a gap it must track; saying first that
             # the whole batch was read keeps it from doing so.
             self._read_offset[tp] = batch[-1].offset
             yield tp, self._batch_message(tp, batch, generation_id)
+
+    async def _seek_again(self) -> None:
+        """Have what was fetched across a rebalance, and is dropped, fetched once more.
+
+        The seek that ends the rebalance may already be over.
+        """
+        try:
+            await self.perform_seek()
+        except Exception:
+            if self.flow_active:
+                raise
+            logger.info("seeking is left to the end of the rebalance", exc_info=True)
 
     def _suspended(self, generation_id: int) -> bool:
         return not self.flow_active or self.app.consumer_generation_id != generation_id
@@ -229,26 +243,28 @@ class BatchConsumer(AIOKafkaFaustConsumer):
     async def perform_seek(self) -> None:
         """Go to the group's offsets, and from there to where the state ends."""
         await super().perform_seek()
-        for tp in self.assignment():
-            if self._owner.restored(tp.topic, tp.partition):
-                await self._seek_behind_state(tp)
+        restored = [tp for tp in self.assignment() if self._owner.restored(tp.topic, tp.partition)]
+        earliest = await self.earliest_offsets(*restored) if restored else {}
+        targets = {tp: self._behind_state(tp, earliest.get(tp) or 0) for tp in restored}
+        moved = {tp: to for tp, to in targets.items() if self._committed_offset[tp] != to}
+        if moved:
+            await self.seek_wait(moved)
 
-    async def _seek_behind_state(self, tp: TP) -> None:
+    def _behind_state(self, tp: TP, earliest: int) -> int:
+        """The first offset that is not applied and still there."""
         applied = self._owner.applied_offset(tp.topic, tp.partition)
-        earliest = (await self.earliest_offsets(tp)).get(tp) or 0
-        target = earliest if applied is None else applied + 1
-        if target < earliest:
+        if applied is None:
+            return earliest
+        if applied + 1 < earliest:
             logger.error(
                 "records aged out before they were applied: topic=%s partition=%d "
                 "offsets=%d..%d; raise the topic's retention",
                 tp.topic,
                 tp.partition,
-                target,
+                applied + 1,
                 earliest - 1,
             )
-            target = earliest
-        if self._committed_offset[tp] != target:
-            await self.seek_wait({tp: target})
+        return max(applied + 1, earliest)
 
 
 class BatchTransport(AIOKafkaTransport):
