@@ -1,0 +1,134 @@
+"""The consumer's own decisions, without the Faust services around it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from faust.types import TP
+
+from processors.runtime.batches import BatchConsumer
+from processors.runtime.records import Record
+
+A, B = TP("a", 0), TP("b", 0)
+
+
+def batch(topic: str, *offsets: int) -> list[Any]:
+    records = [
+        Record(topic=topic, partition=0, offset=offset, timestamp=offset) for offset in offsets
+    ]
+    return [SimpleNamespace(**{n: getattr(r, n) for n in ("topic", "offset", "timestamp")},
+                            timestamp_type=1) for r in records]  # fmt: skip
+
+
+class Owner:
+    """Knows what was applied."""
+
+    def __init__(self, applied: dict[str, int]) -> None:
+        self.applied = applied
+
+    def applied_offset(self, topic: str, partition: int) -> int | None:
+        return self.applied.get(topic)
+
+
+class Consumer(BatchConsumer):
+    """Fetches what it is given; remembers that it sought."""
+
+    should_stop = False
+
+    def __init__(
+        self,
+        fetched: dict[TP, list[Any]],
+        during: Callable[[Consumer], None] = lambda _: None,
+        applied: dict[str, int] | None = None,
+    ) -> None:
+        self.app: Any = SimpleNamespace(consumer_generation_id=1)
+        self.flow_active = True
+        self.sought = 0
+        self.seek_error: Exception | None = None
+        self._fetched, self._during = fetched, during
+        self._read_offset: Any = {}
+        self._delivered: dict[TP, int] = {}
+        self._read_to: dict[TP, int] = {}
+        self._owner: Any = Owner(applied or {})
+
+    async def _wait_next_records(self, timeout: float) -> Any:
+        self._during(self)
+        return self._fetched, set(self._fetched)
+
+    def _note_positions(self, batches: Any) -> None:
+        self._delivered.update({tp: records[-1].offset for tp, records in batches.items()})
+
+    async def perform_seek(self) -> None:
+        self.sought += 1
+        if self.seek_error is not None:
+            raise self.seek_error
+
+
+def stop_flow(consumer: Consumer) -> None:
+    consumer.flow_active = False
+
+
+def next_generation(consumer: Consumer) -> None:
+    consumer.app.consumer_generation_id += 1
+
+
+async def test_each_fetched_list_is_one_message() -> None:
+    consumer = Consumer({A: batch("a", 3, 4, 9), B: batch("b", 1)})
+    messages = [(tp, message) async for tp, message in consumer.getmany(1.0)]
+    assert [(tp, m.offset, len(m.value or ())) for tp, m in messages] == [(A, 9, 3), (B, 1, 1)]
+    assert {message.generation_id for _, message in messages} == {1}
+    assert consumer._read_offset == {A: 9, B: 1}
+    assert consumer.sought == 0
+
+
+@pytest.mark.parametrize("during", [stop_flow, next_generation])
+async def test_what_a_rebalance_makes_it_drop_is_fetched_again(
+    during: Callable[[Consumer], None],
+) -> None:
+    consumer = Consumer({A: batch("a", 3)}, during)
+    assert [tp async for tp, _ in consumer.getmany(1.0)] == []
+    assert consumer.sought == 1
+
+
+async def test_so_is_what_is_left_when_a_rebalance_begins_between_two_lists() -> None:
+    consumer = Consumer({A: batch("a", 3), B: batch("b", 1)})
+    delivered = []
+    async for tp, _ in consumer.getmany(1.0):
+        delivered.append(tp)
+        stop_flow(consumer)
+    assert delivered == [A]
+    assert consumer.sought == 1
+
+
+async def test_a_seek_that_fails_is_an_error_unless_the_rebalance_still_runs() -> None:
+    consumer = Consumer({A: batch("a", 3)}, next_generation)
+    consumer.seek_error = RuntimeError("no such partition")
+    with pytest.raises(RuntimeError, match="no such partition"):
+        [tp async for tp, _ in consumer.getmany(1.0)]
+    consumer = Consumer({A: batch("a", 3)}, stop_flow)
+    consumer.seek_error = RuntimeError("no such partition")
+    assert [tp async for tp, _ in consumer.getmany(1.0)] == []
+
+
+def test_it_reads_on_behind_the_state(caplog: pytest.LogCaptureFixture) -> None:
+    consumer = Consumer({}, applied={"a": 7})
+    assert consumer._behind_state(A, earliest=0) == 8
+    assert consumer._behind_state(B, earliest=5) == 5
+    assert caplog.records == []
+    with caplog.at_level(logging.ERROR):
+        assert consumer._behind_state(A, earliest=20) == 20
+    assert "offsets=8..19" in caplog.text
+
+
+def test_the_group_commits_what_is_applied_and_markers_once_all_is() -> None:
+    consumer = Consumer({}, applied={"a": 7})
+    assert consumer._new_offset(B) is None
+    assert consumer._new_offset(A) == 8
+    consumer._delivered[A], consumer._read_to[A] = 9, 11
+    assert consumer._new_offset(A) == 8
+    consumer._delivered[A] = 7
+    assert consumer._new_offset(A) == 11
