@@ -29,7 +29,8 @@ _json = msgspec.json.Encoder().encode
 
 def segment_id(session: Session, ordinal: int, first: Turn) -> str:
     """The identity of a segment (decision 0001.3)."""
-    parts = [session.policy, session.session_id, ordinal, first.turn_id, first.event_id]
+    name = [session.policy, session.session_id, ordinal, first.turn_id, first.event_id]
+    parts = [*name, first.key[1]]
     return sha256(_json(parts)).hexdigest()[:32]
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from processors.feedback_align.model import Feedback, Key, Life, Session, Turn, order
+from processors.feedback_align.model import Fact, Feedback, Key, Life, Session, Turn, order
 from streams.contracts import AttributedBy
 from streams.settings import AlignSettings
 
@@ -41,7 +41,6 @@ def resolve(
     ``supersedes`` is followed from original to original until one is published (its target
     is fixed), has no original itself, or closes a circle; then back, each link taking the
     target of its original if it can see it, else its own. A circle counts as no original.
-    What ids were found to name is noted in the facts (``own``, ``original``).
 
     Args:
         session: The session it belongs to.
@@ -67,7 +66,7 @@ def resolve_new(session: Session, feedback: Feedback, settings: AlignSettings) -
     """
     if feedback.supersedes is None or feedback.event_id in session.superseders:
         return resolve(session, feedback, settings)
-    original = _original(session, feedback, settings.horizon_ms)
+    original = _original(session, feedback)
     if original is None or original.life is Life.PUBLISHED:
         return resolve(session, feedback, settings)
     return resolve(session, feedback, settings, {original.offset: _stored(original)})
@@ -89,7 +88,7 @@ def _chain(
     chain = [feedback]
     seen = {feedback.offset: 0}
     while chain[-1].supersedes is not None:
-        original = _original(session, chain[-1], settings.horizon_ms)
+        original = _original(session, chain[-1])
         if original is None:
             break
         if original.offset in seen:
@@ -103,24 +102,24 @@ def _chain(
     return chain, None, len(chain)
 
 
-def _original(session: Session, feedback: Feedback, horizon_ms: int) -> Feedback | None:
-    """What ``supersedes`` names; what it was found to name first, while that can be seen."""
-    known = feedback.original
-    if known is not None and _usable(feedback, known, horizon_ms):
-        return known
+def _original(session: Session, feedback: Feedback) -> Feedback | None:
+    """What ``supersedes`` names; the newest, if an id was used again after its horizon."""
     assert feedback.supersedes is not None
     named = session.events.get(feedback.supersedes)
-    if isinstance(named, Feedback) and (named.life in _HELD or named.life is Life.PUBLISHED):
-        feedback.original = named
-        return named
-    feedback.original = None
-    return None
+    if isinstance(named, Feedback):
+        return named if named.life in _HELD or named.life is Life.PUBLISHED else None
+    return max(
+        (item for item in _all_feedback(session) if item.event_id == feedback.supersedes),
+        key=_log_order,
+        default=None,
+    )
 
 
-def _usable(feedback: Feedback, original: Feedback, horizon_ms: int) -> bool:
-    if original.life is Life.PUBLISHED:
-        return original.target is not None and sees(feedback, original.target, horizon_ms)
-    return original.life in _HELD
+def _all_feedback(session: Session) -> Iterator[Feedback]:
+    """Feedback that is open, pending or published, and not forgotten."""
+    yield from session.unpublished.values()
+    for segment in (*session.fading, *session.segments):
+        yield from segment.feedback
 
 
 def _own_target(session: Session, feedback: Feedback, settings: AlignSettings) -> Target | None:
@@ -134,13 +133,23 @@ def _own_target(session: Session, feedback: Feedback, settings: AlignSettings) -
 
 
 def _named(session: Session, feedback: Feedback, horizon_ms: int) -> Turn | None:
-    """The reply its turn id names; the one it was found to name first, while visible."""
-    if feedback.own is None or not sees(feedback, feedback.own, horizon_ms):
-        assert feedback.turn_id is not None
-        turn = session.turn_ids.get(feedback.turn_id)
-        fits = turn is not None and turn.reply and sees(feedback, turn, horizon_ms)
-        feedback.own = turn if fits else None
-    return feedback.own
+    """The visible reply its turn id names; the newest, if an id was used again."""
+    turn = session.turn_ids.get(feedback.turn_id or "")
+    if turn is not None and turn.reply and sees(feedback, turn, horizon_ms):
+        return turn
+    return max(
+        (
+            turn
+            for turn in session.turns
+            if turn.turn_id == feedback.turn_id and turn.reply and sees(feedback, turn, horizon_ms)
+        ),
+        key=_log_order,
+        default=None,
+    )
+
+
+def _log_order(fact: Fact) -> Key:
+    return fact.key[1:]
 
 
 def _latest_before(session: Session, feedback: Feedback, settings: AlignSettings) -> Turn | None:

@@ -73,8 +73,6 @@ class _Feedback(msgspec.Struct, array_like=True, frozen=True):
     life: Life
     target: int
     attributed_by: AttributedBy | None
-    own: int
-    original: int
     segment: int
     body: FeedbackEvent | None
 
@@ -203,8 +201,6 @@ def _feedback_image(fact: Feedback, place: int, bodies: HeldBodies) -> _Feedback
         fact.life,
         _link(fact.target),
         fact.attributed_by,
-        _link(fact.own),
-        _link(fact.original),
         fact.segment.ordinal if fact.segment is not None else _NONE,
         bodies.notes.get(fact.offset),
     )
@@ -339,7 +335,6 @@ def _restore_feedback(
     found = {item.offset: _restore_facts(item, image, segments, turns) for item in image.feedback}
     for item in image.feedback:
         feedback = found[item.offset]
-        feedback.original = found.get(item.original)
         if item.body is not None:
             session.bodies.notes[feedback.offset] = item.body
         if feedback.life is Life.FORGOTTEN:
@@ -367,8 +362,6 @@ def _restore_facts(
         item.life,
         turns.get(item.target),
         item.attributed_by,
-        turns.get(item.own),
-        None,
         segments.get(item.segment),
     )
 

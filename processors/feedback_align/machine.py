@@ -574,7 +574,6 @@ def _retarget(session: Session, feedback: Iterable[Feedback], settings: AlignSet
 def _publish(session: Session, feedback: Feedback, segment: Segment, trigger: Trigger) -> None:
     _move(feedback, trigger)
     feedback.segment = segment
-    feedback.own = feedback.original = None
     insort(segment.feedback, feedback, key=order)
     _take_out(session, feedback)
 

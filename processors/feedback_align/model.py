@@ -97,8 +97,6 @@ class Feedback:
         digest: Of its decoded content.
         target: The reply it is about, as things stand; fixed once it is published.
         attributed_by: How the target was found; None without one.
-        own: The reply that its own ``turn_id`` was found to name.
-        original: The feedback that its ``supersedes`` was found to name.
         segment: The closed segment it is pending for or published in.
     """
 
@@ -115,8 +113,6 @@ class Feedback:
     life: Life = Life.NEW
     target: Turn | None = field(default=None, repr=False)
     attributed_by: AttributedBy | None = None
-    own: Turn | None = field(default=None, repr=False)
-    original: Feedback | None = field(default=None, repr=False)
     segment: Segment | None = field(default=None, repr=False)
 
     @property

@@ -574,7 +574,7 @@ class Session:
         before = self.closed[-1].user_id if self.closed else None
         return Closed(
             ordinal=ordinal,
-            segment_id=segment_id_of(self.policy, self.session_id, ordinal, first.record),
+            segment_id=segment_id_of(self.policy, self.session_id, ordinal, first),
             closed_by=closed_by,
             first_closed_at=self.now,
             first=first,
@@ -834,8 +834,9 @@ def utf8(text: str) -> int:
     return len(text.encode())
 
 
-def segment_id_of(policy: str, session_id: str, ordinal: int, first: DialogueTurn) -> str:
-    identity = [policy, session_id, ordinal, first.turn_id, first.event_id]
+def segment_id_of(policy: str, session_id: str, ordinal: int, first: Turn) -> str:
+    turn = first.record
+    identity = [policy, session_id, ordinal, turn.turn_id, turn.event_id, first.arrival]
     return hashlib.sha256(msgspec.json.encode(identity)).hexdigest()[:ID_LENGTH]
 
 

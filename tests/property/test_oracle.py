@@ -672,7 +672,7 @@ class TestContext:
     def test_id_and_digest_are_the_stated_ones(self, dense: Script) -> None:
         dense.reply("a1", 0)
         (segment,) = dense.run().segments
-        name = b'["default","s",0,"a1","e-a1"]'
+        name = b'["default","s",0,"a1","e-a1",%d]' % segment.first_event_time
         assert segment.segment_id == hashlib.sha256(name).hexdigest()[:32]
         steps = msgspec.json.encode(segment.steps)
         assert segment.digest == hashlib.sha256(steps).hexdigest()

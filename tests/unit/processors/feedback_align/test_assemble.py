@@ -273,7 +273,7 @@ def test_identity_and_digest() -> None:
     log.turn("x1", "0:05", "2:00", role=Role.USER, turn_type=TurnType.SIDE)
     log.until("3:00")
     first, second = log.segments
-    parts = msgspec.json.encode(["default", "s", 0, "u1", "e-u1"])
+    parts = msgspec.json.encode(["default", "s", 0, "u1", "e-u1", first.first_event_time])
     assert first.segment_id == sha256(parts).hexdigest()[:32]
     assert first.digest == sha256(msgspec.json.encode(first.steps)).hexdigest()
     assert first.digest == second.digest
