@@ -20,8 +20,9 @@ import psutil
 from streams.errors import ClawstreamError
 from streams.process import READY
 
-PROCESSES: Sequence[str] = ("serve", "learn", "align", "reward", "gateway")
-"""The processes of a pipeline in the order of their start; the slowest to load first."""
+PROCESSES: Sequence[str] = ("serve", "learn", "reward", "align", "gateway")
+"""The processes of a pipeline in the order of their start: readers before writers, so that
+stopping in reverse lets what was written still be read."""
 
 _POLL_S = 0.1
 _STOP_S = 20.0

@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streams.clock import SystemClock
 from streams.demo.tally import Summary, Tally, summarise
-from streams.demo.traffic import Traffic, TrafficPlan, send_faults
+from streams.demo.traffic import Outcome, Traffic, TrafficPlan, send_faults
 from streams.demo.users import TASTES, Taste
 from streams.demo.watcher import TopicWatcher
 from streams.errors import ClawstreamError
@@ -197,7 +197,7 @@ class Demo:
                 "the last segments settle, close and are scored",
                 supervisor,
                 watcher,
-                lambda tally: bool(tally.unaccounted() or tally.unscored()),
+                lambda tally: is_moving(tally, traffic.outcome),
                 limit_s=self._settling_s(),
             )
         except BaseException:
@@ -268,6 +268,11 @@ class Demo:
     def _settling_s(self) -> float:
         align = self._settings.align
         return (align.max_open_ms + align.settle_ms + align.orphan_wait_ms) / 1000 + 15
+
+
+def is_moving(tally: Tally, outcome: Outcome) -> bool:
+    """Whether something accepted is still on its way to a segment and its reward."""
+    return bool(tally.lacks(outcome.accepted) or tally.unaccounted() or tally.unscored())
 
 
 def wait_healthy(url: str, timeout_s: float) -> None:

@@ -111,6 +111,11 @@ class Tally:
             refs[0] for refs in self._events.values() if not any(ref in accounted for ref in refs)
         ]
 
+    def lacks(self, event_ids: Iterable[str]) -> bool:
+        """Whether one of these events was not read from its topic yet."""
+        read = {event_id for _, _, event_id in self._events}
+        return not read.issuperset(event_ids)
+
     def unscored(self) -> list[str]:
         """Segments whose newest revision has no reward yet."""
         return [

@@ -40,6 +40,11 @@ class Outcome:
     accepted_turns: list[str] = field(default_factory=list)
     accepted_feedback: list[str] = field(default_factory=list)
 
+    @property
+    def accepted(self) -> set[str]:
+        """Ids of all events that must not be lost."""
+        return {*self.accepted_turns, *self.accepted_feedback}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrafficPlan:

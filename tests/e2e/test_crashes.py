@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from streams.clock import SystemClock
 from streams.contracts import DialogueTurn, FeedbackEvent, TrajectorySegment, VersionStatus
-from streams.demo.run import free_ports
+from streams.demo.run import free_ports, is_moving
 from streams.demo.tally import TALLIED, Tally
 from streams.demo.traffic import Traffic, TrafficPlan, send_faults
 from streams.demo.users import TASTES
@@ -126,7 +126,7 @@ async def converse_under_fire(
     await wait_until(watcher, lambda tally: len(tally.versions) > before)
     traffic.stop()
     await users
-    await wait_until(watcher, lambda t: not t.unaccounted() and not t.unscored() and t.scored > 0)
+    await wait_until(watcher, lambda tally: not is_moving(tally, traffic.outcome))
     return traffic
 
 
@@ -176,7 +176,7 @@ def _read_all(consumer: Consumer) -> list[Any]:
 def assert_accepted_events_are_accounted_for(
     traffic: Traffic, records: Sequence[Any], tally: Tally
 ) -> None:
-    accepted = {*traffic.outcome.accepted_turns, *traffic.outcome.accepted_feedback}
+    accepted = traffic.outcome.accepted
     assert len(accepted) > 20
     written = {
         event.event_id
