@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from streams.errors import ClawstreamError
+from streams.errors import ClawstreamError, SettingsError
 
 READY = "ready"
 """The event of the line that a process prints when it is ready."""
@@ -42,9 +42,13 @@ def announce_ready(**facts: object) -> None:
 
 
 def report(error: ClawstreamError) -> int:
-    """Show one of our errors as one message, for people; the exit status to return."""
+    """Show one of our errors as one message, for people.
+
+    Returns:
+        The exit status: 2 if the settings cannot be used, as for wrong arguments, else 1.
+    """
     print(f"error: {error}", file=sys.stderr)
-    return 1
+    return 2 if isinstance(error, SettingsError) else 1
 
 
 def command_line(argv: Sequence[str] | None) -> list[str]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from streams.errors import ClawstreamError
+from streams.process import report
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -19,7 +20,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: Its arguments; the process's own if None.
 
     Returns:
-        1: one of our errors, shown as one message.
+        One of our errors, shown as one message: 2 if it is about settings, else 1.
 
     Raises:
         SystemExit: Otherwise; with 0 if it is done, 2 if the usage was wrong.
@@ -29,8 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         build_root()(list(sys.argv[1:] if argv is None else argv), "clawstream")
     except ClawstreamError as error:
-        sys.stderr.write(f"error: {error}\n")
-    return 1
+        return report(error)
+    return 0
 
 
 __all__ = ["main"]

@@ -42,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the gateway until SIGTERM or SIGINT.
 
     Returns:
-        The exit status: 0 after a clean stop, 1 if it could not start.
+        The exit status: 0 after a clean stop, 2 for unusable settings, 1 if it could not start.
     """
     parser = argument_parser("gateway", "OpenAI-compatible gateway that records conversations")
     parser.add_argument("--host", default=None)

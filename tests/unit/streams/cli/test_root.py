@@ -60,6 +60,6 @@ def test_a_process_refuses_an_unknown_key(name: str, tmp_path: Path) -> None:
     config = tmp_path / "clawstream.yaml"
     config.write_text("align: {settel_ms: 5}\n", encoding="utf-8")
     done = run("-c", str(config), name)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "align.settel_ms" in done.stderr
     assert "Traceback" not in done.stderr
