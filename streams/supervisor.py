@@ -39,6 +39,7 @@ class Child:
 
     Attributes:
         name: Its command: ``clawstream <name>``.
+        arguments: What follows the command.
         process: The process.
         log_file: Where both of its outputs go.
         log_start: Size of that file when it was started, in bytes.
@@ -46,6 +47,7 @@ class Child:
     """
 
     name: str
+    arguments: tuple[str, ...]
     process: subprocess.Popen[bytes]
     log_file: Path
     log_start: int = 0
@@ -97,7 +99,7 @@ class Supervisor:
             process = self._spawn(command, log)
         before = self._children.get(name)
         restarts = before.restarts + 1 if before else 0
-        child = Child(name, process, log_file, log_start, restarts)
+        child = Child(name, arguments, process, log_file, log_start, restarts)
         self._children[name] = child
         self._remember()
         return child
@@ -143,7 +145,7 @@ class Supervisor:
                     f"{child.name} stopped {limit + 1} times, last with status "
                     f"{child.process.returncode}:\n{tail(child)}"
                 )
-            self.start(child.name)
+            self.start(child.name, *child.arguments)
         return [child.name for child in stopped]
 
     def kill(self, name: str) -> None:

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from streams.supervisor import ProcessError, Supervisor, uninterrupted
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def wait_until_stopped(supervisor: Supervisor, name: str) -> None:
+    deadline = time.monotonic() + 60
+    while supervisor.children[name].alive:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def test_a_process_that_stops_is_started_again_up_to_a_limit(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, None)
+    supervisor.start("kafka", "status", "--data-dir", str(tmp_path / "none"))
+    wait_until_stopped(supervisor, "kafka")
+    assert supervisor.restart_stopped(limit=1) == ["kafka"]
+    assert supervisor.children["kafka"].arguments[0] == "status"
+    wait_until_stopped(supervisor, "kafka")
+    with pytest.raises(ProcessError, match=r"stopped 2 times, last with status 3(.|\n)*no Kafka"):
+        supervisor.restart_stopped(limit=1)
+    supervisor.stop()
+    assert supervisor.children == {}
+
+
+def test_waiting_for_a_process_that_stopped_shows_its_log(tmp_path: Path) -> None:
+    supervisor = Supervisor(tmp_path, None)
+    supervisor.start("kafka", "status", "--data-dir", str(tmp_path / "none"))
+    with pytest.raises(ProcessError, match=r"status 3(.|\n)*no Kafka runs(.|\n)*kafka\.log"):
+        supervisor.wait_ready("kafka", timeout_s=60)
+
+
+def test_what_a_killed_supervisor_left_is_ended(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    created = psutil.Process(sleeper.pid).create_time()
+    (tmp_path / "processes.json").write_text(json.dumps({sleeper.pid: created}), encoding="utf-8")
+    Supervisor(tmp_path, None)
+    assert sleeper.wait(10) == -signal.SIGKILL
+    assert not (tmp_path / "processes.json").exists()
+
+
+def test_a_recycled_process_id_is_left_alone(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes]
+) -> None:
+    created = psutil.Process(sleeper.pid).create_time() - 5
+    (tmp_path / "processes.json").write_text(json.dumps({sleeper.pid: created}), encoding="utf-8")
+    Supervisor(tmp_path, None)
+    assert sleeper.poll() is None
+
+
+def test_a_second_ctrl_c_does_not_cut_off_stopping() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with uninterrupted():
+        os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
