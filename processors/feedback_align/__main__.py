@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from processors.feedback_align.agent import STAGE
 from processors.feedback_align.app import build_spec
-from processors.runtime.worker import main_of
+from processors.runtime.process import main_of
 
 
 def main(argv: list[str] | None = None) -> int:

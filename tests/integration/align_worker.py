@@ -8,7 +8,7 @@ from pathlib import Path
 
 from processors.feedback_align.agent import AlignTopics
 from processors.feedback_align.app import build_spec
-from processors.runtime.worker import run_worker
+from processors.runtime.process import run_worker
 from streams.metrics import ProcessorMetrics
 from streams.settings import load_settings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from processors.reward.agent import RewardTopics
 from processors.reward.app import build_spec
-from processors.runtime.worker import run_worker
+from processors.runtime.process import run_worker
 from streams.metrics import ProcessorMetrics
 from streams.settings import load_settings
 

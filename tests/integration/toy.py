@@ -16,8 +16,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from processors.runtime.process import run_worker
 from processors.runtime.records import Outcome, Output, RawRecord
-from processors.runtime.worker import WorkerSpec, run_worker
+from processors.runtime.worker import WorkerSpec
 from streams.settings import load_settings
 
 

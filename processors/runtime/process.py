@@ -1,0 +1,152 @@
+"""The life of a worker process: settings, checks, running, a bounded end."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import faust
+
+from processors.runtime.topics import check_cluster
+from processors.runtime.worker import BatchWorker, WorkerSpec
+from streams.errors import ClawstreamError
+from streams.kafka.clients import resolve_bootstrap
+from streams.metrics import ProcessorMetrics
+from streams.settings import Settings, load_settings
+
+logger = logging.getLogger(__name__)
+
+STOP_LIMIT_S = 15.0
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+CHATTY_LOGGERS = ("aiokafka", "faust", "mode")
+
+
+class BoundedWorker(faust.Worker):
+    """Ends within ``STOP_LIMIT_S``, whatever Kafka does not answer.
+
+    Everything that counts is in committed transactions; an end that is cut short is as safe
+    as a kill.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._limit = threading.Timer(STOP_LIMIT_S, _end_at_once)
+        self._limit.daemon = True
+
+    async def stop(self) -> None:
+        if not self._limit.is_alive() and not self._limit.finished.is_set():
+            self._limit.start()
+        await super().stop()
+
+    def ended(self) -> None:
+        """It ended in time."""
+        self._limit.cancel()
+
+
+def _end_at_once() -> None:
+    logger.error("stopping took more than %.0f s: is Kafka down? Ended now", STOP_LIMIT_S)
+    logging.shutdown()
+    os._exit(1)
+
+
+def run_worker(
+    spec: WorkerSpec, settings: Settings, metrics: ProcessorMetrics | None = None
+) -> int:
+    """Run a worker until it is told to stop or fails. Blocks.
+
+    Returns:
+        0 after a clean stop (SIGTERM, SIGINT), 1 after a failure, whose reason was logged.
+    """
+    try:
+        settings = _with_address(settings)
+        partitions = check_cluster(spec, settings.kafka)
+        worker = _new_worker(spec, settings, partitions, metrics)
+    except ClawstreamError as error:
+        print(f"{spec.processor}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    logger.info(
+        "%s consumes %s (%d partitions) as group %s at %s, state in %s",
+        spec.processor,
+        ", ".join(spec.inputs),
+        partitions,
+        spec.app_id,
+        settings.kafka.bootstrap_servers,
+        spec.changelog,
+    )
+    return _execute(worker)
+
+
+def main_of(
+    processor: str,
+    build_spec: Callable[[Settings, ProcessorMetrics], WorkerSpec],
+    argv: list[str] | None,
+) -> int:
+    """The command line of a processor: read settings, run its worker.
+
+    Returns:
+        The exit code: 0 after a clean stop, 1 after a failure, 2 for wrong arguments or
+        settings.
+    """
+    parser = argparse.ArgumentParser(
+        prog=f"python -m processors.{processor}",
+        description=f"Run a {processor} worker until SIGTERM or SIGINT.",
+    )
+    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
+    try:
+        arguments = parser.parse_args(argv)
+    except SystemExit as stop:
+        return stop.code if isinstance(stop.code, int) else 2
+    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    for chatty in CHATTY_LOGGERS:
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+    metrics = ProcessorMetrics(processor)
+    try:
+        settings = load_settings(arguments.config)
+        spec = build_spec(settings, metrics)
+    except ClawstreamError as error:
+        print(f"{processor}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return run_worker(spec, settings, metrics)
+
+
+def _with_address(settings: Settings) -> Settings:
+    address = {"bootstrap_servers": resolve_bootstrap(settings)}
+    return settings.model_copy(update={"kafka": settings.kafka.model_copy(update=address)})
+
+
+def _new_worker(
+    spec: WorkerSpec, settings: Settings, partitions: int, metrics: ProcessorMetrics | None
+) -> BatchWorker:
+    asyncio.set_event_loop(asyncio.new_event_loop())
+    return BatchWorker(spec, settings, partitions, metrics or ProcessorMetrics(spec.processor))
+
+
+def _execute(worker: BatchWorker) -> int:
+    process = BoundedWorker(
+        worker.app,
+        override_logging=False,
+        redirect_stdouts=False,
+        quiet=True,
+        workdir=Path.cwd(),
+        loop=asyncio.get_event_loop(),
+    )
+    process.spinner = None
+    try:
+        process.execute_from_commandline()
+    except SystemExit as stop:
+        # Everything is closed; searching a large state for cycles would only delay the exit.
+        gc.freeze()
+        process.ended()
+        return stop.code if isinstance(stop.code, int) else 1
+    return 0
+
+
+__all__ = ["main_of", "run_worker"]
