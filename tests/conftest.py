@@ -75,7 +75,7 @@ def _container() -> Iterator[str | None]:
 
 def _kafka_container() -> Any:
     """A container that can be started, or None where no Docker engine answers."""
-    from docker.errors import DockerException  # type: ignore[import-not-found]
+    from docker.errors import DockerException
     from testcontainers.community.kafka import KafkaContainer
 
     with warnings.catch_warnings():
