@@ -23,6 +23,7 @@
     ├── ServingError           the policy server cannot do what it was asked to
     │   ├── UnknownModelError  no version of that name is loaded
     │   └── RequestRefusedError a field of a request is wrong or asks for what is not done here
+    ├── SpoolError             events can be kept neither in Kafka nor on the gateway's disk
     └── ImportFormatError      an export file is not what its importer reads
 
 A message names what, where and what to do. Errors of the libraries underneath are mapped to
@@ -169,6 +170,10 @@ class RequestRefusedError(ServingError):
         self.param = param
         self.code = code
         super().__init__(message)
+
+
+class SpoolError(ClawstreamError):
+    """Events can be kept neither in Kafka nor on the gateway's disk."""
 
 
 class ImportFormatError(ClawstreamError):

@@ -239,7 +239,11 @@ class ServeSettings(Section):
 
 
 class GatewaySettings(Section):
-    """The HTTP front door."""
+    """The HTTP front door.
+
+    ``request_timeout_ms`` bounds each wait for the policy server or a client: for its next
+    bytes, or until it takes ours. Larger requests than ``max_body_bytes`` are refused.
+    """
 
     host: str = "127.0.0.1"
     port: NonNegativeInt = 8000
@@ -249,6 +253,7 @@ class GatewaySettings(Section):
     source: str = "gateway"
     spool_dir: Path | None = None
     request_timeout_ms: PositiveInt = 120_000
+    max_body_bytes: PositiveInt = 16 * 1024 * 1024
     api_keys: dict[str, SecretStr] = Field(default_factory=dict)
 
 

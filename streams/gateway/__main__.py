@@ -6,7 +6,6 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 import httpx
 import uvicorn
@@ -15,10 +14,11 @@ from fastapi import FastAPI
 from streams.clock import SystemClock
 from streams.errors import BrokerError, ClawstreamError, SettingsError
 from streams.gateway.app import Gateway
+from streams.gateway.limits import largest_records
 from streams.gateway.publisher import KafkaSender, SpoolingPublisher
 from streams.gateway.service import GatewayService
 from streams.gateway.spool import Spool
-from streams.kafka.clients import producer_config, resolve_bootstrap
+from streams.kafka.clients import make_producer, resolve_bootstrap
 from streams.process import (
     announce_ready,
     argument_parser,
@@ -34,6 +34,12 @@ logger = logging.getLogger(__name__)
 
 DELIVERY_TIMEOUT_MS = 3_000
 """How long a reply's end may wait for Kafka before its events go to disk instead."""
+
+_OVERRIDES = {
+    "message.timeout.ms": DELIVERY_TIMEOUT_MS,
+    # Acknowledged one by one while a client waits: no lingering.
+    "linger.ms": 0,
+}
 
 _SHUTDOWN_S = 10
 
@@ -61,9 +67,17 @@ def _run(settings: Settings, host: str | None, port: int | None) -> int:
         host or settings.gateway.host, settings.gateway.port if port is None else port
     )
     bootstrap = resolve_bootstrap(settings)
-    config = producer_config(settings.kafka, bootstrap, _log_error) | _gateway_overrides()
-    sender = KafkaSender(config)
     spool = Spool((settings.gateway.spool_dir or settings.data_dir / "spool") / "gateway.db")
+    try:
+        return _serve(settings, listener, bootstrap, spool)
+    finally:
+        spool.close()
+
+
+def _serve(settings: Settings, listener: socket.socket, bootstrap: str, spool: Spool) -> int:
+    sender = KafkaSender(
+        lambda: make_producer(settings.kafka, bootstrap, on_error=_log_error, overrides=_OVERRIDES)
+    )
     try:
         bound, taken = listener.getsockname()[:2]
         logger.info("gateway on %s:%d for %s", bound, taken, settings.gateway.upstream_url)
@@ -78,7 +92,6 @@ def _run(settings: Settings, host: str | None, port: int | None) -> int:
         server.run(sockets=[listener])
     finally:
         sender.close()
-        spool.close()
     return 0
 
 
@@ -88,7 +101,7 @@ def _application(settings: Settings, publisher: SpoolingPublisher) -> FastAPI:
     )
     clock = SystemClock()
     gateway = Gateway(
-        GatewayService(codec, publisher, clock, settings.gateway.policy),
+        GatewayService(codec, publisher, clock, settings.gateway.policy, largest_records(settings)),
         publisher,
         _upstream(settings),
         settings.gateway,
@@ -106,11 +119,6 @@ def _upstream(settings: Settings) -> httpx.AsyncClient:
         headers={"Authorization": f"Bearer {key.get_secret_value()}"} if key else {},
         limits=httpx.Limits(max_connections=None),
     )
-
-
-def _gateway_overrides() -> dict[str, Any]:
-    # Acknowledged one by one while a client waits: no lingering.
-    return {"message.timeout.ms": DELIVERY_TIMEOUT_MS, "linger.ms": 0}
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import hmac
-import json
 import logging
-import sqlite3
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import asynccontextmanager
+import re
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import httpx
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
+from starlette.exceptions import HTTPException as AnyHTTPException
 
 from streams.clock import Clock
 from streams.contracts import DialogueTurn, FeedbackEvent
-from streams.errors import OversizedError, RecordError
-from streams.gateway.conversation import BadMessageError
+from streams.errors import (
+    ClawstreamError,
+    OversizedError,
+    RecordError,
+    RequestRefusedError,
+    ServingError,
+)
+from streams.gateway.background import Background
 from streams.gateway.events import parse_events
+from streams.gateway.ids import header_text, header_value, usable_id
 from streams.gateway.publisher import SpoolingPublisher
 from streams.gateway.reply import ReplyBuilder, without_extensions
-from streams.gateway.service import CLIENT_KEYS, Caller, Exchange, GatewayService
+from streams.gateway.service import CLIENT_KEYS, Caller, Ending, Exchange, GatewayService
+from streams.gateway.streaming import Record, StreamedReply, StreamedResponse
+from streams.gateway.wire import error_body, json_response, parse_answer, read_json
 from streams.settings import AlignSettings, GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -34,7 +45,18 @@ TURN_ID_HEADER = "X-Clawstream-Turn-Id"
 SESSION_ID_HEADER = "X-Clawstream-Session-Id"
 VERSION_HEADER = "X-Clawstream-Policy-Version"
 _ASKED = "return_token_ids"
-_DONE = "data: [DONE]"
+_VERSION = re.compile(r"[0-9]{1,18}")
+_PASSED_ON = ("retry-after",)
+_OURS_TO_MEND = (401, 403)
+"""Answers that are about the gateway's own access, not the client's."""
+_STATUS: tuple[tuple[type[ClawstreamError], int], ...] = (
+    (RequestRefusedError, 400),
+    (ServingError, 502),
+    (OversizedError, 413),
+    (RecordError, 422),
+    (ClawstreamError, 503),
+)
+"""What each of our errors is to a client; the first that fits."""
 
 
 class Gateway:
@@ -44,7 +66,7 @@ class Gateway:
         service: Makes events of what passes through.
         publisher: Where they go; started and stopped with the application.
         upstream: Client of the policy server, its base URL set.
-        settings: Keys, policy and source.
+        settings: Keys, policy, source and bounds.
         align: For the bound on an event's time.
         clock: Tells the time.
     """
@@ -64,7 +86,8 @@ class Gateway:
         self._settings = settings
         self._align = align
         self._clock = clock
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._background = Background()
+        self._streams: WeakSet[StreamedReply] = WeakSet()
         self._metrics = CollectorRegistry()
         self._replies = Counter(
             "clawstream_gateway_replies",
@@ -93,41 +116,42 @@ class Gateway:
         app.post("/v1/feedback", status_code=202)(self.feedback)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
-        app.exception_handler(HTTPException)(_error_response)
+        for kind in (AnyHTTPException, ClawstreamError, Exception):
+            app.exception_handler(kind)(_error_response)
         return app
 
     async def chat(self, request: Request) -> Response:
         """Pass a chat request on; its turns are durable before the client sees the end."""
         caller = self._caller(request)
-        body = await _json(request)
+        body = await self._json(request)
         if not isinstance(body, dict):
             raise HTTPException(400, "the body must be a JSON object")
-        try:
-            exchange = self._service.open(body, request.headers, caller)
-        except BadMessageError as error:
-            raise HTTPException(400, str(error)) from error
-        prompt = asyncio.ensure_future(self._service.publish_prompt(exchange))
+        exchange = self._service.open(body, request.headers, caller)
+        envelopes = self._service.encode_prompt(exchange)
+        prompt = self._background.start(self._service.publish_prompt(exchange, envelopes))
         try:
             answer = await self._ask(body)
         except BaseException:
-            await _durable(prompt)
+            self._service.abandon_reply(exchange)
+            await asyncio.shield(prompt)
             raise
         if answer.status_code != httpx.codes.OK:
-            await _durable(prompt)
-            await answer.aread()
-            return Response(answer.content, answer.status_code, media_type="application/json")
+            self._service.abandon_reply(exchange)
+            await asyncio.shield(prompt)
+            return await _refusal(answer)
+        record = self._recording(exchange, prompt)
+        asked = bool(body.get(_ASKED))
         if body.get("stream"):
-            return await self._streamed(exchange, answer, prompt, asked=bool(body.get(_ASKED)))
-        return await self._whole(exchange, answer, prompt, asked=bool(body.get(_ASKED)))
+            return self._streamed(exchange, answer, record, asked=asked)
+        return await self._whole(request, exchange, answer, record, asked=asked)
 
     async def models(self, request: Request) -> Response:
         """The policy server's models."""
         self._caller(request)
-        try:
-            answer = await self._upstream.get("models")
-        except httpx.HTTPError as error:
-            raise self._bad_gateway(error) from error
-        return Response(answer.content, answer.status_code, media_type="application/json")
+        answer = await self._send(self._upstream.build_request("GET", "models"))
+        if answer.status_code != httpx.codes.OK:
+            return await _refusal(answer)
+        return json_response(await _object(answer))
 
     async def turns(self, request: Request) -> dict[str, Any]:
         """Take over turns that were spoken elsewhere."""
@@ -149,155 +173,117 @@ class Gateway:
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         self._publisher.start()
         yield
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for reply in tuple(self._streams):
+            reply.settle(Ending.BROKEN)
+        await self._background.drain()
         await self._publisher.stop()
         await self._upstream.aclose()
 
     async def _take(self, request: Request, record_type: type[T], kind: str) -> dict[str, Any]:
         caller = self._caller(request)
-        try:
-            events = parse_events(
-                await _json(request),
-                record_type,
-                source=caller.source,
-                policy=self._settings.policy,
-                now_ms=self._clock.now_ms(),
-                max_skew_ms=self._align.max_skew_ms,
-            )
-            await _durable(self._service.publish(events))
-        except OversizedError as error:
-            raise HTTPException(413, str(error)) from error
-        except RecordError as error:
-            raise HTTPException(422, str(error)) from error
+        events = parse_events(
+            await self._json(request),
+            record_type,
+            source=caller.source,
+            policy=self._settings.policy,
+            now_ms=self._clock.now_ms(),
+            max_skew_ms=self._align.max_skew_ms,
+            own_source_only=bool(self._settings.api_keys),
+        )
+        await asyncio.shield(self._background.start(self._service.publish(events)))
         self._accepted.labels(kind).inc(len(events))
         return {"accepted": len(events), "event_ids": [event.event_id for event in events]}
 
     def _caller(self, request: Request) -> Caller:
+        authorization = header_text(request.headers, "authorization") or ""
+        address = request.client.host if request.client is not None else ""
+        origin = f"{address} {hashlib.sha256(authorization.encode()).hexdigest()}"
         keys = self._settings.api_keys
         if not keys:
-            return Caller(request.headers.get("x-source") or self._settings.source)
-        given = request.headers.get("authorization", "").removeprefix("Bearer ")
+            named = usable_id("X-Source", header_text(request.headers, "x-source"))
+            return Caller(named or self._settings.source, origin)
+        scheme, _, given = authorization.partition(" ")
         for source, key in keys.items():
-            if hmac.compare_digest(given.encode(), key.get_secret_value().encode()):
-                return Caller(source)
+            is_right = hmac.compare_digest(given.strip().encode(), key.get_secret_value().encode())
+            if is_right and scheme.lower() == "bearer":
+                return Caller(source, origin)
         raise HTTPException(401, "unknown API key: send one of gateway.api_keys as Bearer token")
+
+    async def _json(self, request: Request) -> Any:
+        return await read_json(
+            request,
+            max_bytes=self._settings.max_body_bytes,
+            timeout_s=self._settings.request_timeout_ms / 1000,
+        )
 
     async def _ask(self, body: Mapping[str, Any]) -> httpx.Response:
         asked = {key: value for key, value in body.items() if key not in CLIENT_KEYS}
         asked[_ASKED] = True
-        request = self._upstream.build_request("POST", "chat/completions", json=asked)
+        try:
+            request = self._upstream.build_request("POST", "chat/completions", json=asked)
+        except ValueError as error:
+            raise HTTPException(400, f"the body cannot be passed on: {error}") from error
+        return await self._send(request)
+
+    async def _send(self, request: httpx.Request) -> httpx.Response:
         try:
             return await self._upstream.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise self._bad_gateway(error) from error
+            raise ServingError(
+                f"the policy server at {self._settings.upstream_url} does not answer "
+                f"({type(error).__name__}); check gateway.upstream_url"
+            ) from error
 
-    def _bad_gateway(self, error: httpx.HTTPError) -> HTTPException:
-        return HTTPException(
-            502,
-            f"the policy server at {self._settings.upstream_url} does not answer "
-            f"({type(error).__name__}); check gateway.upstream_url",
-        )
+    def _recording(self, exchange: Exchange, prompt: asyncio.Future[None]) -> Record:
+        async def record(reply: ReplyBuilder, end: Ending) -> None:
+            self._replies.labels(end.name.lower()).inc()
+            try:
+                await asyncio.shield(prompt)
+                if end is not Ending.BROKEN or reply.has_begun:
+                    await self._service.publish_reply(exchange, reply, end)
+                    return
+            except ClawstreamError:
+                self._service.abandon_reply(exchange)
+                raise
+            self._service.abandon_reply(exchange)
+
+        return record
 
     async def _whole(
         self,
+        request: Request,
         exchange: Exchange,
         answer: httpx.Response,
-        prompt: asyncio.Future[None],
+        record: Record,
         *,
         asked: bool,
     ) -> Response:
+        reply, end = ReplyBuilder(), Ending.BROKEN
         try:
-            body = json.loads(await answer.aread())
-        except (httpx.HTTPError, ValueError) as error:
-            await _durable(prompt)
-            raise HTTPException(502, f"the policy server broke off: {error!r}") from error
-        reply = ReplyBuilder()
-        reply.feed(body)
-        await _durable(prompt)
-        await _durable(self._service.publish_reply(exchange, reply))
-        self._replies.labels("done").inc()
-        headers = _headers(exchange, reply.policy_version)
-        return JSONResponse(_stamped(body, exchange, reply, asked=asked), headers=headers)
-
-    async def _streamed(
-        self,
-        exchange: Exchange,
-        answer: httpx.Response,
-        prompt: asyncio.Future[None],
-        *,
-        asked: bool,
-    ) -> Response:
-        stream = _Stream(self, exchange, answer, prompt, asked=asked)
-        version = answer.headers.get(VERSION_HEADER)
-        headers = _headers(exchange, int(version) if version else None)
-        return StreamingResponse(stream.run(), media_type="text/event-stream", headers=headers)
-
-    def in_background(self, work: Coroutine[Any, Any, None]) -> None:
-        """Finish ``work`` even though the request that caused it is gone."""
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def finish(
-        self, exchange: Exchange, reply: ReplyBuilder, prompt: asyncio.Future[None], *, end: str
-    ) -> None:
-        """Make prompt and reply durable."""
-        await _durable(prompt)
-        await self._service.publish_reply(exchange, reply, hung_up=end == "hung_up")
-        self._replies.labels(end).inc()
-
-
-class _Stream:
-    """One streamed reply on its way through."""
-
-    def __init__(
-        self,
-        gateway: Gateway,
-        exchange: Exchange,
-        answer: httpx.Response,
-        prompt: asyncio.Future[None],
-        *,
-        asked: bool,
-    ) -> None:
-        self._gateway = gateway
-        self._exchange = exchange
-        self._answer = answer
-        self._prompt = prompt
-        self._asked = asked
-        self._reply = ReplyBuilder()
-
-    async def run(self) -> AsyncIterator[str]:
-        """The client's lines. A client that hangs up leaves a marked turn."""
-        finished = False
-        try:
-            async for line in self._lines():
-                yield line
-            await self._gateway.finish(self._exchange, self._reply, self._prompt, end="done")
-            finished = True
-            yield f"{_DONE}\n\n"
-        except (httpx.HTTPError, ValueError, sqlite3.Error, RecordError) as error:
-            logger.error("reply %s broke off: %s", self._exchange.turn_id, error)
-            finished = True
-            self._gateway.in_background(self._leave("broken"))
-            yield f"data: {json.dumps(_error_body(502, f'the reply broke off: {error!r}'))}\n\n"
+            body = await _object(answer)
+            if not isinstance(body.get("choices"), list):
+                raise ServingError(f"the policy server sent no choices: {str(body)[:200]}")
+            reply.feed(body)
+            end = Ending.HUNG_UP if await request.is_disconnected() else Ending.DONE
         finally:
-            if not finished:
-                self._gateway.in_background(self._leave("hung_up"))
-            else:
-                await self._answer.aclose()
+            await asyncio.shield(self._background.start(record(reply, end)))
+        headers = _headers(exchange, reply.policy_version)
+        return json_response(_stamped(body, exchange, reply, asked=asked), headers=headers)
 
-    async def _leave(self, end: str) -> None:
-        await self._answer.aclose()
-        await self._gateway.finish(self._exchange, self._reply, self._prompt, end=end)
+    def _streamed(
+        self, exchange: Exchange, answer: httpx.Response, record: Record, *, asked: bool
+    ) -> Response:
+        def stamp(chunk: dict[str, Any], reply: ReplyBuilder) -> dict[str, Any]:
+            return _stamped(chunk, exchange, reply, asked=asked)
 
-    async def _lines(self) -> AsyncIterator[str]:
-        async for line in self._answer.aiter_lines():
-            if not line.startswith("data:") or line.startswith(_DONE):
-                continue
-            chunk = json.loads(line.removeprefix("data:"))
-            self._reply.feed(chunk)
-            stamped = _stamped(chunk, self._exchange, self._reply, asked=self._asked)
-            yield f"data: {json.dumps(stamped, ensure_ascii=False)}\n\n"
+        reply = StreamedReply(answer, stamp, record, self._background)
+        self._streams.add(reply)
+        version = answer.headers.get(VERSION_HEADER, "")
+        return StreamedResponse(
+            reply,
+            _headers(exchange, int(version) if _VERSION.fullmatch(version) else None),
+            self._settings.request_timeout_ms / 1000,
+        )
 
 
 def _stamped(
@@ -313,38 +299,47 @@ def _stamped(
 
 
 def _headers(exchange: Exchange, policy_version: int | None) -> dict[str, str]:
-    headers = {TURN_ID_HEADER: exchange.turn_id, SESSION_ID_HEADER: exchange.session_id}
+    headers = {
+        TURN_ID_HEADER: header_value(exchange.turn_id),
+        SESSION_ID_HEADER: header_value(exchange.session_id),
+    }
     if policy_version is not None:
         headers[VERSION_HEADER] = str(policy_version)
     return headers
 
 
-async def _durable(work: Coroutine[Any, Any, None] | asyncio.Future[None]) -> None:
-    """Await ``work`` to its end even if the client is gone, and map what can go wrong."""
+async def _object(answer: httpx.Response) -> dict[str, Any]:
+    async with aclosing(answer):
+        try:
+            return parse_answer(await answer.aread())
+        except httpx.HTTPError as error:
+            raise ServingError(f"the policy server broke off: {error!r}") from error
+
+
+async def _refusal(answer: httpx.Response) -> Response:
+    """What the policy server says instead of a reply, in the words of the OpenAI API."""
+    status = answer.status_code
     try:
-        await asyncio.shield(work)
-    except sqlite3.Error as error:
-        raise HTTPException(
-            503, f"neither Kafka nor the spool takes events ({error}); nothing was accepted"
-        ) from error
+        body = await _object(answer)
+    except ServingError as error:
+        body = error_body(status, f"the policy server answered {status}: {error}")
+    if status in _OURS_TO_MEND or status < httpx.codes.BAD_REQUEST:
+        said = str(body.get("error") or body)[:500]
+        raise ServingError(
+            f"the policy server answered {status} ({said}); check gateway.upstream_url and "
+            "gateway.upstream_api_key"
+        )
+    headers = {name: answer.headers[name] for name in _PASSED_ON if name in answer.headers}
+    return json_response(body, status, headers)
 
 
-async def _json(request: Request) -> Any:
-    try:
-        return await request.json()
-    except ValueError as error:
-        raise HTTPException(400, f"the body is not valid JSON: {error}") from error
-
-
-def _error_body(status: int, message: str) -> dict[str, Any]:
-    kind = "invalid_request_error" if status < httpx.codes.INTERNAL_SERVER_ERROR else "api_error"
-    return {"error": {"message": message, "type": kind, "param": None, "code": status}}
-
-
-async def _error_response(_request: Request, error: Exception) -> JSONResponse:
-    status = error.status_code if isinstance(error, HTTPException) else 500
-    detail = error.detail if isinstance(error, HTTPException) else str(error)
-    return JSONResponse(_error_body(status, str(detail)), status)
+async def _error_response(_request: Request, error: Exception) -> Response:
+    if isinstance(error, AnyHTTPException):
+        body = error_body(error.status_code, str(error.detail))
+        return json_response(body, error.status_code, dict(error.headers or {}))
+    status = next((code for kind, code in _STATUS if isinstance(error, kind)), 500)
+    param = error.param if isinstance(error, RequestRefusedError) else None
+    return json_response(error_body(status, str(error), param), status)
 
 
 __all__ = ["Gateway", "SESSION_ID_HEADER", "TURN_ID_HEADER", "VERSION_HEADER"]

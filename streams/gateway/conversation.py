@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from streams.contracts import Role, ToolCall
+from streams.errors import RequestRefusedError
 
 _ROLES: Mapping[str, Role] = {
     "system": Role.SYSTEM,
@@ -31,8 +32,11 @@ _ROLES: Mapping[str, Role] = {
 }
 
 
-class BadMessageError(ValueError):
+class BadMessageError(RequestRefusedError):
     """A message of a chat request cannot be used; the text names its index and field."""
+
+    def __init__(self, message: str, *, param: str = "messages") -> None:
+        super().__init__(message, param=param)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,7 @@ class Conversations:
         self._capacity = capacity
         self._turns: OrderedDict[str, str] = OrderedDict()
         self._sessions: OrderedDict[str, str | None] = OrderedDict()
+        self._reply_ids: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     def place(
         self,
@@ -117,7 +122,8 @@ class Conversations:
         Args:
             messages: The request's history.
             session_id: The session the client named, if any.
-            owner: Who may continue an unnamed session: source and user.
+            owner: Who may continue an unnamed session: source and user, or for want of a user
+                where the request came from.
             fresh_session_id: Id to use if a new session begins.
         """
         session = session_id or self._continued(messages, owner) or fresh_session_id
@@ -139,6 +145,23 @@ class Conversations:
         """Take back turns that could not be published, so that a retry publishes them."""
         for turn in turns:
             self._turns.pop(turn.link, None)
+
+    def claim_reply_id(self, session_id: str, turn_id: str) -> bool:
+        """Take an id that the front end chose for a reply; False if it was used before.
+
+        A retry or a continued reply may come under the id of the first one; the aligner would
+        refuse the second.
+        """
+        key = (session_id, turn_id)
+        is_new = key not in self._reply_ids
+        self._reply_ids[key] = None
+        self._reply_ids.move_to_end(key)
+        _trim(self._reply_ids, self._capacity)
+        return is_new
+
+    def release_reply_id(self, session_id: str, turn_id: str) -> None:
+        """Give an id back under which no reply was recorded."""
+        self._reply_ids.pop((session_id, turn_id), None)
 
     def replied(
         self,
@@ -195,7 +218,7 @@ def _link(chain: str, item: str) -> str:
     return hashlib.sha256(f"{chain}\n{item}".encode(errors="surrogatepass")).hexdigest()
 
 
-def _trim(entries: OrderedDict[str, Any], capacity: int) -> None:
+def _trim(entries: OrderedDict[Any, Any], capacity: int) -> None:
     while len(entries) > capacity:
         entries.popitem(last=False)
 
@@ -212,7 +235,7 @@ def _parse(index: int, message: Any) -> ChatMessage:
         role=role,
         content=_text(index, message.get("content")),
         tool_calls=_tool_calls(index, message.get("tool_calls")),
-        tool_call_id=message.get("tool_call_id"),
+        tool_call_id=_tool_call_id(index, message.get("tool_call_id")),
     )
 
 
@@ -223,7 +246,7 @@ def _text(index: int, content: Any) -> str:
         return content
     if isinstance(content, list):
         parts = [p.get("text") for p in content if isinstance(p, dict) and p.get("type") == "text"]
-        return "\n".join(str(part) for part in parts)
+        return "\n".join(part for part in parts if isinstance(part, str))
     raise BadMessageError(f"messages[{index}].content must be text or a list of parts")
 
 
@@ -235,9 +258,19 @@ def _tool_calls(index: int, calls: Any) -> tuple[ToolCall, ...] | None:
             ToolCall(
                 id=str(call["id"]),
                 name=str(call["function"]["name"]),
-                arguments=str(call["function"]["arguments"]),
+                arguments=_arguments(call["function"]["arguments"]),
             )
             for call in calls
         )
     except (KeyError, TypeError) as error:
         raise BadMessageError(f"messages[{index}].tool_calls is malformed: {error!r}") from error
+
+
+def _arguments(given: Any) -> str:
+    return given if isinstance(given, str) else msgspec.json.encode(given).decode()
+
+
+def _tool_call_id(index: int, given: Any) -> str | None:
+    if given is None or isinstance(given, str):
+        return given
+    raise BadMessageError(f"messages[{index}].tool_call_id must be text")

@@ -8,14 +8,32 @@ from typing import Any, TypeVar
 import msgspec
 
 from streams.contracts import DialogueTurn, FeedbackEvent
-from streams.errors import InvalidRecordError, RecordError
+from streams.errors import InvalidRecordError, RecordError, RequestRefusedError
+from streams.gateway.ids import usable_id
 from streams.serde.validation import validate
+
+_IDS = (
+    "event_id",
+    "session_id",
+    "turn_id",
+    "parent_turn_id",
+    "request_id",
+    "supersedes",
+    "user_id",
+)
 
 T = TypeVar("T", DialogueTurn, FeedbackEvent)
 
 
 def parse_events(
-    body: Any, record_type: type[T], *, source: str, policy: str, now_ms: int, max_skew_ms: int
+    body: Any,
+    record_type: type[T],
+    *,
+    source: str,
+    policy: str,
+    now_ms: int,
+    max_skew_ms: int,
+    own_source_only: bool = False,
 ) -> list[T]:
     """Read one event or a list of them.
 
@@ -29,6 +47,7 @@ def parse_events(
         policy: Used where the event names none.
         now_ms: Used where the event has no time.
         max_skew_ms: How far an event's time may lie ahead of ``now_ms``.
+        own_source_only: Whether ``source`` is proven by a key, so that no event may name another.
 
     Raises:
         InvalidRecordError: One of them breaks the contract; names its index and field. None of
@@ -38,10 +57,16 @@ def parse_events(
     if not items:
         raise InvalidRecordError("the list is empty")
     defaults = {"source": source, "policy": policy, "event_time": now_ms}
-    return [
+    events = [
         _parse(index, item, record_type, defaults, now_ms + max_skew_ms)
         for index, item in enumerate(items)
     ]
+    for index, event in enumerate(events):
+        if own_source_only and event.source != source:
+            raise InvalidRecordError(
+                f"[{index}]: source {event.source!r} is not the one of this API key, {source!r}"
+            )
+    return events
 
 
 def _parse(
@@ -56,7 +81,8 @@ def _parse(
     try:
         record = msgspec.convert(fields, record_type)
         validate(record)
-    except (msgspec.ValidationError, RecordError) as error:
+        _check_ids(record)
+    except (msgspec.ValidationError, RecordError, RequestRefusedError) as error:
         raise InvalidRecordError(f"[{index}]: {error}") from error
     if record.event_time > latest_ms:
         raise InvalidRecordError(
@@ -64,3 +90,10 @@ def _parse(
             "the gateway's clock; send milliseconds since 1970, UTC"
         )
     return record
+
+
+def _check_ids(record: DialogueTurn | FeedbackEvent) -> None:
+    for name in _IDS:
+        given = getattr(record, name, None)
+        if given is not None and usable_id(name, given) != given:
+            raise InvalidRecordError(f"{name} must not be blank or have blanks around it")

@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from streams.gateway.publisher import DeliveryError, SpoolingPublisher
+from streams.errors import SpoolError
+from streams.gateway.publisher import DeliveryError, Refused, SpoolingPublisher
 from streams.gateway.spool import Envelope, Spool
 
 
@@ -17,11 +17,13 @@ class FlakySender:
     def __init__(self) -> None:
         self.away = False
         self.sent: list[Envelope] = []
+        self.never: list[Envelope] = []
 
-    async def send(self, envelopes: Sequence[Envelope]) -> None:
+    async def send(self, envelopes: Sequence[Envelope]) -> Sequence[Refused]:
         if self.away:
             raise DeliveryError("away")
-        self.sent.extend(envelopes)
+        self.sent.extend(e for e in envelopes if e not in self.never)
+        return [(e, "too large") for e in envelopes if e in self.never]
 
 
 def envelope(n: int) -> Envelope:
@@ -97,5 +99,5 @@ async def test_an_event_nobody_takes_is_an_error(spool: Spool) -> None:
     sender.away = True
     publisher = SpoolingPublisher(sender, spool)
     spool.close()
-    with pytest.raises(sqlite3.Error):
+    with pytest.raises(SpoolError):
         await publisher.publish([envelope(1)])

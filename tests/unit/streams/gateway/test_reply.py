@@ -20,7 +20,7 @@ def test_a_stream_becomes_one_reply() -> None:
     reply.feed(chunk({}, finish_reason="stop"))
     reply.feed({"choices": [], "usage": {"total_tokens": 5}})
     assert reply.content == "Hello"
-    assert reply.token_ids == [1, 2, 3]
+    assert reply.token_ids == (1, 2, 3)
     assert reply.behaviour_logprobs == (-0.5, -0.25, -1.0)
     assert reply.prompt_token_ids == (9, 8)
     assert reply.finish_reason == "stop"
