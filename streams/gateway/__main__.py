@@ -42,6 +42,7 @@ _OVERRIDES = {
 }
 
 _SHUTDOWN_S = 10
+_BACKLOG = 2_048
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -80,9 +81,11 @@ def _serve(settings: Settings, listener: socket.socket, bootstrap: str, spool: S
     )
     try:
         bound, taken = listener.getsockname()[:2]
+        app = _application(settings, SpoolingPublisher(sender, spool))
+        # From here on connections wait for the server instead of being refused.
+        listener.listen(_BACKLOG)
         logger.info("gateway on %s:%d for %s", bound, taken, settings.gateway.upstream_url)
         announce_ready(url=f"http://{bound}:{taken}", host=bound, port=taken)
-        app = _application(settings, SpoolingPublisher(sender, spool))
         server = uvicorn.Server(
             uvicorn.Config(
                 app, log_config=None, access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S
