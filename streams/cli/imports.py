@@ -10,7 +10,9 @@ import typer
 from streams.cli.common import print_json, settings_of
 from streams.contracts import DialogueTurn, FeedbackEvent
 from streams.errors import BrokerError, ImportFormatError
+from streams.gateway.spool import Envelope
 from streams.settings import Settings
+from streams.topics import FEEDBACK, TURNS
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Import exports of other chat products."
@@ -41,12 +43,15 @@ def open_webui(
         imported = read_open_webui(data, policy=policy)
     except ImportFormatError as error:
         raise ImportFormatError(f"{file}: {error}") from error
+    settings = settings_of(ctx)
+    envelopes, too_large = _encode(settings, [*imported.turns, *imported.feedback], dry_run=dry_run)
     if not dry_run:
-        _publish(settings_of(ctx), [*imported.turns, *imported.feedback])
+        _publish(settings, envelopes)
+    skipped = [*imported.skipped, *too_large]
     counts = {
-        "turns": len(imported.turns),
-        "feedback": len(imported.feedback),
-        "skipped": list(imported.skipped),
+        "turns": sum(envelope.topic == TURNS for envelope in envelopes),
+        "feedback": sum(envelope.topic == FEEDBACK for envelope in envelopes),
+        "skipped": skipped,
         "published": not dry_run,
     }
     if as_json:
@@ -54,26 +59,47 @@ def open_webui(
         return
     verb = "found" if dry_run else "imported"
     typer.echo(f"{verb} {counts['turns']} turns and {counts['feedback']} feedback events")
-    for reason in imported.skipped:
+    for reason in skipped:
         typer.echo(f"skipped {reason}", err=True)
 
 
-def _publish(settings: Settings, records: Sequence[DialogueTurn | FeedbackEvent]) -> None:
-    """Produce ``records`` in order and wait for every acknowledgement.
+def _encode(
+    settings: Settings, records: Sequence[DialogueTurn | FeedbackEvent], *, dry_run: bool
+) -> tuple[list[Envelope], list[str]]:
+    """``records`` as their topics take them, and what they do not take.
+
+    All are encoded before any is published: nothing half-imported is left behind by one that
+    cannot be. A dry run needs no schema registry.
+    """
+    from streams.gateway.limits import largest_records
+    from streams.serde import build_codec
+
+    codec = build_codec(None if dry_run else settings.schema_registry_url)
+    limits = largest_records(settings)
+    envelopes: list[Envelope] = []
+    skipped: list[str] = []
+    for record in records:
+        topic = TURNS if isinstance(record, DialogueTurn) else FEEDBACK
+        key, value = record.session_id.encode(), codec.encode(record, topic)
+        if len(key) + len(value) > limits[topic]:
+            skipped.append(f"{record.event_id}: larger than {topic} takes ({limits[topic]} bytes)")
+        else:
+            envelopes.append(Envelope(topic, key, value))
+    return envelopes, skipped
+
+
+def _publish(settings: Settings, envelopes: Sequence[Envelope]) -> None:
+    """Produce in order and wait for every acknowledgement.
 
     Raises:
         BrokerError: Kafka did not take all of them; importing again is safe.
     """
     from confluent_kafka import KafkaException
+    from rich.console import Console
     from rich.progress import track
 
     from streams.kafka.clients import make_producer, resolve_bootstrap
-    from streams.serde import build_codec
-    from streams.topics import FEEDBACK, TURNS
 
-    codec = build_codec(
-        settings.schema_registry_url, max_record_bytes=settings.kafka.max_message_bytes
-    )
     producer = make_producer(settings.kafka, resolve_bootstrap(settings))
     failures: list[str] = []
 
@@ -81,22 +107,22 @@ def _publish(settings: Settings, records: Sequence[DialogueTurn | FeedbackEvent]
         if error is not None:
             failures.append(str(error))
 
-    for record in track(records, description="publishing", transient=True):
-        topic = TURNS if isinstance(record, DialogueTurn) else FEEDBACK
-        value = codec.encode(record, topic)
+    # Progress goes to stderr: stdout may be read by a machine.
+    shown = track(envelopes, description="publishing", transient=True, console=Console(stderr=True))
+    for envelope in shown:
         while True:
             try:
                 producer.produce(
-                    topic, key=record.session_id.encode(), value=value, on_delivery=delivered
+                    envelope.topic, key=envelope.key, value=envelope.value, on_delivery=delivered
                 )
                 break
             except BufferError:
                 producer.poll(0.1)
             except KafkaException as error:
-                raise BrokerError(f"Kafka refused {record.event_id}: {error}") from error
+                raise BrokerError(f"Kafka refused a record of {envelope.topic}: {error}") from error
     unsent = producer.flush(30)
     if unsent or failures:
         raise BrokerError(
-            f"Kafka did not take {unsent + len(failures)} of {len(records)} records"
+            f"Kafka did not take {unsent + len(failures)} of {len(envelopes)} records"
             f"{': ' + failures[0] if failures else ''}; import again, nothing is doubled"
         )

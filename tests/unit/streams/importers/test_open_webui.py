@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from streams.contracts import FeedbackKind, Role
+from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.errors import ImportFormatError
 from streams.importers.open_webui import Imported, read_open_webui
+from streams.serde import build_codec
 
 T0 = 1_760_000_000
 
@@ -129,6 +130,10 @@ def test_messages_whose_parents_form_a_ring_end() -> None:
     [
         (b"[{", "cut short"),
         (b"{}", "array"),
+        (b"[" * 99_999, "cut short"),
+        (b'[{"created_at": -1}]', r"\[0\]\.updated_at"),
+        (b'[{"created_at": true}]', r"\[0\]\.updated_at"),
+        (b'[{"created_at": 1, "meta": {"chat_id": "a\\nb"}}]', "control characters"),
         (b"[1]", r"\[0\]: must be an object"),
         (b'[{"created_at": 1}]', r"\[0\]\.meta\.chat_id"),
         (b'[{"meta": {"chat_id": "c"}}]', r"\[0\]\.updated_at"),
@@ -139,3 +144,64 @@ def test_messages_whose_parents_form_a_ring_end() -> None:
 def test_what_is_no_export_is_refused(data: bytes, says: str) -> None:
     with pytest.raises(ImportFormatError, match=says):
         read_open_webui(data)
+
+
+def test_events_of_a_message_and_a_rating_of_one_id_are_two() -> None:
+    imported = read(rating("a2"))
+    ids = [turn.event_id for turn in imported.turns]
+    ids += [event.event_id for event in imported.feedback]
+    assert len(set(ids)) == len(ids)
+
+
+def test_a_rating_that_is_in_the_file_twice_is_imported_once() -> None:
+    assert len(read(rating(), rating()).feedback) == 1
+
+
+def test_what_cannot_be_used_of_a_chat_is_left_out_and_said_so() -> None:
+    messages = {
+        **CHAT,
+        "": message("", None, "user", "no id", T0),
+        "a\nb": message("a\nb", None, "user", "odd id", T0),
+        "p": message("p", "x" * 600, "user", "odd parent", T0),
+        "n": None,
+    }
+    imported = read(rating(snapshot={"chat": {"history": {"messages": messages}}}))
+    assert {turn.turn_id for turn in imported.turns} == set(CHAT)
+    assert len(imported.skipped) == 4
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"snapshot": 5},
+        {"snapshot": {"chat": [1]}},
+        {"snapshot": {"chat": {"history": {"messages": [5, None, {"id": {}}]}}}},
+        {"user_id": {}},
+        {"meta": {"chat_id": 5, "message_id": []}},
+        {"data": {"rating": 1, "tags": 5, "details": 5, "comment": 5, "model_id": {}}},
+        {"data": {"rating": True}},
+        {"data": {"rating": 10**400}},
+        {"data": {"rating": float("nan")}},
+    ],
+    ids=str,
+)
+def test_odd_shapes_make_no_odd_records(changes: dict[str, Any]) -> None:
+    imported = read(rating(**changes))
+    codec = build_codec()
+    for turn in imported.turns:
+        assert codec.decode(codec.encode(turn), DialogueTurn) == turn
+    for event in imported.feedback:
+        assert codec.decode(codec.encode(event), FeedbackEvent) == event
+
+
+def test_odd_messages_make_no_odd_records() -> None:
+    odd = {
+        "a": {"role": 5, "content": 5, "timestamp": -5, "model": 5, "parentId": 5},
+        "b": {"role": "user", "content": "cut \ud83d", "timestamp": float("inf")},
+        "c": {"content": [{"type": "text", "text": "x"}, 5, {"type": "image_url"}]},
+    }
+    imported = read(rating(snapshot={"chat": {"history": {"messages": odd}}}))
+    assert {turn.content for turn in imported.turns} == {"", "cut \ufffd", "x"}
+    codec = build_codec()
+    for turn in imported.turns:
+        assert codec.decode(codec.encode(turn), DialogueTurn) == turn
