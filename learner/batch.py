@@ -2,16 +2,19 @@
 
 A segment becomes one token sequence: the first prompt, the first reply, what came between,
 the second reply, and so on. Sampled token ids are used as they are; text is tokenized only
-where no ids came with it. What lies between two replies is cut out of the rendered
-conversation: the template's text up to the first reply is a prefix of its text up to the
-second, so the difference is what the template and the users added, and it begins at a
-special token, where tokenizing a part gives the same ids as tokenizing the whole.
+where no ids came with it. A server gets the conversation as text with every request, so the
+prompt of a later reply is the whole conversation rendered and tokenized anew; the same is
+done here. If that prompt begins with all tokens so far, what follows them is what came
+between, and one sequence holds both replies as they happened.
 
-Some templates rewrite earlier replies when a later prompt is rendered (they drop a reply's
-reasoning, say). Then there is no such prefix, the later reply was sampled after a text that
-does not contain the earlier one, and no single sequence holds both as they happened. The
-segment is cut there: the later reply begins a new sample with its own freshly rendered
-prompt, and the sample before it ends without being terminal, so that its value bootstraps.
+Often it does not: a reply's ids are not those its own text is tokenized to, a stop string was
+cut off, the front end trimmed the text, the template drops a reply's reasoning later on. Then
+the later reply was sampled after other tokens than the earlier one consists of, and no single
+sequence is true to both; log-probabilities would belong to a context that never was. The
+segment is cut there: the later reply begins a new sample with the prompt it was sampled
+after, and the sample before it ends without being terminal, so that its value bootstraps.
+
+A reply without a token (the client hung up at once) is context for what follows, if anything.
 
 Sequences that are too long lose whole messages from the front, never a part of a reply. A
 shortened context is not the one the reply was sampled in, so recorded log-probabilities no
@@ -21,7 +24,6 @@ longer belong to it and are left out.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -34,6 +36,22 @@ log = logging.getLogger(__name__)
 
 TERMINAL = frozenset({ClosedBy.END, ClosedBy.GAP})
 """Segments closed so are conversations that ended; others were cut in the middle."""
+
+GREEDY_BELOW = 1e-5
+"""Temperatures under this draw the most likely token; log-probabilities are then reported,
+and trained on, as those of temperature 1."""
+
+MAX_REWARD = 1e4
+"""Rewards are meant to be in [-1, 1]; beyond this the squared errors of the value head come
+near the end of float32, and one segment would make every update fail that samples it."""
+
+_LEAST_LOGPROB = -1e3
+"""No token is ever drawn at less; servers write such numbers for minus infinity."""
+
+_ROUNDING = 1e-3
+
+_ENDED = frozenset({None, "stop", "eos", "end_turn", "tool_calls", "function_call"})
+"""Finish reasons of replies that ended themselves; others were cut off before their end."""
 
 OnMismatch = Literal["refuse", "rerender"]
 
@@ -159,7 +177,8 @@ class BuiltSamples:
     """What became of a segment.
 
     Args:
-        samples: None, one, or several if the template rewrites earlier replies.
+        samples: None, one, or several if later replies were sampled after other tokens than
+            the earlier ones consist of.
         skipped: Why there are none; None if there are.
     """
 
@@ -190,8 +209,8 @@ def build_samples(
 
     Returns:
         The samples, or why there are none: ``untrainable`` with the scorer's reason, no
-        replies, messages the template cannot render, ids of another tokenizer, replies too
-        long even without history.
+        replies, messages the template cannot render, ids of another tokenizer, rewards that
+        are no usable numbers, replies without tokens or too long even without history.
 
     Raises:
         LearnerError: A digest differs and `on_mismatch` is ``refuse``.
@@ -205,13 +224,17 @@ def build_samples(
         _checked(step, tokenizer_digest, template_digest, on_mismatch) for step in segment.steps
     ]
     rewards = {reward.turn_id: reward.reward for reward in scored.rewards}
+    for turn_id, reward in rewards.items():
+        if not abs(reward) <= MAX_REWARD:
+            return BuiltSamples(skipped=f"turn {turn_id} has the reward {reward}")
     try:
         parts = list(_Builder(chat, steps, rewards, max_sequence_tokens).parts())
     except ModelError as error:
         return BuiltSamples(skipped=str(error))
     if not parts:
         return BuiltSamples(
-            skipped=f"no reply fits into {max_sequence_tokens} tokens with the message it answers"
+            skipped="no reply has tokens and fits, with the message it answers, into "
+            f"{max_sequence_tokens} tokens"
         )
     whole = len(parts) == 1
     ended = segment.closed_by in TERMINAL
@@ -253,10 +276,6 @@ class _Rendered:
     reply: str
     closing: str
 
-    @property
-    def whole(self) -> str:
-        return self.prompt + self.reply + self.closing
-
 
 class _Builder:
     """Builds the parts of one segment."""
@@ -276,29 +295,32 @@ class _Builder:
         self._end_text = chat.decode([chat.eos_token_id], skip_special_tokens=False)
         self._messages: list[dict[str, Any]] = []
         self._replies: list[int] = []
+        self._first_rendered: tuple[int, ...] | None = None
         for step in steps:
             self._messages.extend(_for_chat(message) for message in step.context)
             self._replies.append(len(self._messages))
             self._messages.append(_reply_message(step))
 
     def parts(self) -> Iterator[_Part]:
-        """The segment as few sequences as its template and the limit allow."""
+        """The segment as few sequences as what happened and the limit allow."""
         begin = 0
         while begin < len(self._steps):
             part = self._fit(begin)
-            if part is not None:
+            if part is not None and part.turns:
                 yield part
             begin = part.last_step + 1 if part is not None else begin + 1
 
     def _fit(self, begin: int) -> _Part | None:
         """The part that starts at step `begin`; with less context, or less steps, if need be."""
-        whole = self._sequence(begin, begin_message=0)
+        whole = self._sequence(begin, begin_message=0, stop=len(self._steps) - 1)
         if len(whole.token_ids) <= self._limit:
             return whole
         for stop in range(whole.last_step, begin - 1, -1):
             for begin_message in self._cuts(stop):
                 first = max(begin, self._first_step_after(begin_message))
-                part = self._sequence(first, begin_message=begin_message, stop=stop)
+                part = self._sequence(
+                    first, begin_message=begin_message, stop=stop, limit=self._limit
+                )
                 if len(part.token_ids) <= self._limit:
                     return part
         return None
@@ -312,43 +334,69 @@ class _Builder:
     def _first_step_after(self, message: int) -> int:
         return sum(reply < message for reply in self._replies)
 
-    def _sequence(self, begin: int, *, begin_message: int, stop: int | None = None) -> _Part:
-        """Steps from `begin` on in one sequence, as far as replies can be spliced in."""
-        truncated = begin_message > 0
-        rendered = self._render(begin, begin_message)
-        recorded = self._steps[begin].prompt_token_ids if begin == 0 and not truncated else None
-        prompt = recorded or self._chat.encode(rendered.prompt)
-        self._require_known(prompt, self._steps[begin])
-        part = _Part(list(prompt), [], begin, truncated)
-        self._append_reply(part, begin, rendered)
-        last = len(self._steps) - 1 if stop is None else stop
-        for index in range(begin + 1, last + 1):
-            following = self._render(index, begin_message)
-            if not following.prompt.startswith(rendered.whole):
-                log.info("cannot splice the reply turn_id=%s", self._steps[index].turn_id)
+    def _sequence(
+        self, begin: int, *, begin_message: int, stop: int, limit: int | None = None
+    ) -> _Part:
+        """Steps from `begin` to `stop` in one sequence, as far as one can be true to them.
+
+        With a `limit`, what is longer ends as soon as that shows.
+        """
+        part = _Part([], [], begin, truncated=begin_message > 0)
+        for index in range(begin, stop + 1):
+            rendered = self._render(index, begin_message)
+            reply = self._reply_ids(index, rendered)
+            if reply:
+                prompt = self._prompt_ids(index, rendered, part.truncated)
+                known = len(part.token_ids)
+                if list(prompt[:known]) != part.token_ids:
+                    log.debug("a new sample begins turn_id=%s", self._steps[index].turn_id)
+                    break
+                part.token_ids.extend(prompt[known:])
+                self._append_reply(part, index, reply)
+            part.last_step = index
+            if limit is not None and len(part.token_ids) > limit:
                 break
-            between = rendered.closing + following.prompt[len(rendered.whole) :]
-            part.token_ids.extend(self._between(part.token_ids[-1], between))
-            self._append_reply(part, index, following)
-            part.last_step, rendered = index, following
         return part
 
-    def _between(self, last_id: int, text: str) -> tuple[int, ...]:
-        """Tokens between two replies; the end of turn is not repeated if it was sampled."""
-        if last_id == self._chat.eos_token_id:
-            text = text.removeprefix(self._end_text)
-        return self._chat.encode(text)
+    def _prompt_ids(self, index: int, rendered: _Rendered, truncated: bool) -> Sequence[int]:
+        """The tokens a reply was sampled after; if `truncated`, those of what is left of them."""
+        ids = self._chat.encode(rendered.prompt)
+        if truncated:
+            return ids
+        recorded = self._steps[index].prompt_token_ids
+        if recorded:
+            self._require_known(recorded, self._steps[index])
+            return recorded
+        # A recorded first prompt knows what is not in the segment: an earlier part of the
+        # conversation, the server's own system prompt. Later prompts began with it as well.
+        first, first_rendered = self._first_prompt()
+        if first and ids[: len(first_rendered)] == first_rendered:
+            return (*first, *ids[len(first_rendered) :])
+        return ids
 
-    def _append_reply(self, part: _Part, index: int, rendered: _Rendered) -> None:
+    def _first_prompt(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The first reply's prompt as recorded, and as rendered here."""
+        recorded = self._steps[0].prompt_token_ids
+        if not recorded:
+            return (), ()
+        if self._first_rendered is None:
+            self._first_rendered = self._chat.encode(self._render(0, 0).prompt)
+        return recorded, self._first_rendered
+
+    def _reply_ids(self, index: int, rendered: _Rendered) -> tuple[int, ...]:
+        """A reply's tokens: the sampled ones, else those of its text, with the end of turn if
+        it ended itself."""
         step = self._steps[index]
-        ids = step.token_ids
-        if not ids:
-            ids = self._chat.encode(rendered.reply)
-            if step.finish_reason != "length" and rendered.closing.startswith(self._end_text):
-                ids = (*ids, self._chat.eos_token_id)
-        if not ids:
-            raise ModelError(f"the reply of turn {step.turn_id} has no tokens")
-        self._require_known(ids, step)
+        if step.token_ids:
+            self._require_known(step.token_ids, step)
+            return step.token_ids
+        ids = self._chat.encode(rendered.reply)
+        if step.finish_reason in _ENDED and rendered.closing.startswith(self._end_text):
+            ids = (*ids, self._chat.eos_token_id)
+        return ids
+
+    def _append_reply(self, part: _Part, index: int, ids: Sequence[int]) -> None:
+        step = self._steps[index]
         start = len(part.token_ids)
         part.token_ids.extend(ids)
         part.turns.append(
@@ -380,7 +428,7 @@ class _Builder:
         )
         if not whole.startswith(prompt):
             # The template shows this reply otherwise than it was generated; it can be trained
-            # on as it was, but nothing can be spliced behind it.
+            # on as it was.
             return _Rendered(prompt, str(self._messages[reply]["content"]), self._end_text)
         rest = whole[len(prompt) :]
         end = rest.rfind(self._end_text)
@@ -429,17 +477,22 @@ def _reply_message(step: Step) -> dict[str, Any]:
 
 def _temperature(step: Step) -> float:
     given = step.sampling.temperature if step.sampling is not None else None
-    return given if given is not None and given > 0.0 else 1.0
+    return given if given is not None and given >= GREEDY_BELOW else 1.0
 
 
 def _behaviour(step: Step) -> tuple[float, ...] | None:
     given = step.behaviour_logprobs
     if not given or not step.token_ids or len(given) != len(step.token_ids):
         return None
-    return given if all(math.isfinite(logprob) for logprob in given) else None
+    # A rounding error above 0 is none of the sender's faults; a number that is no
+    # log-probability is.
+    usable = all(_LEAST_LOGPROB < logprob <= _ROUNDING for logprob in given)
+    return tuple(min(logprob, 0.0) for logprob in given) if usable else None
 
 
 __all__ = [
+    "GREEDY_BELOW",
+    "MAX_REWARD",
     "BuiltSamples",
     "OnMismatch",
     "TERMINAL",

@@ -3,7 +3,7 @@
 ``Learner.run`` reads as the numbered steps of DESIGN §6. What an update does is behind the
 ``Trainer`` protocol; where segments come from is behind ``Feed``; what happens to the result
 is behind ``Publisher``. This module decides only the order, and what a stop may interrupt: a
-wait at any moment, never an update's publication.
+wait at any moment, an update between two micro-batches, never its publication.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from learner.window import Candidate, Window, sample
 from streams import topics
 from streams.clock import Clock, SystemClock
 from streams.contracts import ModelVersion, ScoredSegment, SourceRef, VersionStatus
-from streams.errors import BrokerError, LearnerError, RegistryError
+from streams.errors import BrokerError, LearnerError, RegistryError, UpdateStoppedError
 from streams.kafka.clients import resolve_bootstrap
 from streams.registry import ArtifactStore, Checkpoint, Registry, verify
 from streams.serde import Codec, build_codec
@@ -68,6 +68,7 @@ class Trainer(Protocol):
         segments: Sequence[ScoredSegment],
         current_version: int,
         adapter_of: Callable[[int], Path],
+        should_stop: Callable[[], bool],
     ) -> Trained | None:
         """One update on these segments; None if none of them can be used.
 
@@ -78,9 +79,11 @@ class Trainer(Protocol):
             current_version: The version whose weights are trained; 0 is the base model.
             adapter_of: The folder with another version's adapter; raises ArtifactError or
                 RegistryError if there is none any more.
+            should_stop: Asked again and again on the way; once it says True the update ends.
 
         Raises:
             LearnerError: These segments make no update.
+            UpdateStoppedError: ``should_stop`` said so.
         """
         ...
 
@@ -168,6 +171,8 @@ class Learner:
             drawn = sample(sealed.snapshot.candidates, self._settings.batch_segments, course.rng)
             # 6. Update.
             trained = self._train(drawn)
+            if self._stopping.is_set() and trained is None:
+                break
             if trained is None:
                 log.warning("no version from %d sampled segments: waiting for news", len(drawn))
                 continue
@@ -233,7 +238,12 @@ class Learner:
     def _train(self, drawn: Sequence[Candidate]) -> Trained | None:
         segments = [candidate.scored for candidate in drawn]
         try:
-            return self._trainer.train(segments, self._current_version(), self._adapter_of)
+            return self._trainer.train(
+                segments, self._current_version(), self._adapter_of, self._stopping.is_set
+            )
+        except UpdateStoppedError as stopped:
+            log.info("%s", stopped)
+            return None
         except LearnerError as error:
             # Leaving would not help: the next start would draw the same sample again.
             log.error("update failed, the next draws another sample: %s", error)

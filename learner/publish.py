@@ -48,9 +48,9 @@ from streams.settings import Section
 
 log = logging.getLogger(__name__)
 
-KL_METRIC = "losses/approx_kl"
-"""What the gate bounds: KL from the policy before the update, estimator k3, nats per token,
-as an update's last epoch saw it."""
+KL_METRIC = "kl/update_k3"
+"""What the gate bounds: KL of the policy before the update to the one that would be served,
+estimator k3, nats per token of the update's samples, measured after its last step."""
 
 UNKNOWN_BEHAVIOUR = "unknown"
 """Counts the steps whose turns did not say which version wrote them."""

@@ -38,6 +38,7 @@ class PpoTrainer:
         self._settings = settings
         self._model_settings = model_settings
         self._updater = PpoUpdater(base, settings, model_settings)
+        self._max_sequence_tokens = _sequence_limit(base, settings)
 
     @property
     def base(self) -> BaseIdentity:
@@ -56,17 +57,22 @@ class PpoTrainer:
         segments: Sequence[ScoredSegment],
         current_version: int,
         adapter_of: Callable[[int], Path],
+        should_stop: Callable[[], bool],
     ) -> Trained | None:
         """See ``learner.loop.Trainer``. Segments that cannot be used are left out and logged.
 
         Raises:
-            LearnerError: The numbers stopped being finite; nothing has changed.
+            LearnerError: As ``PpoUpdater.update``; nothing has changed.
+            UpdateStoppedError: ``should_stop`` said so; nothing has changed.
         """
         samples = [sample for scored in segments for sample in self._samples(scored)]
         if not samples:
             return None
         result = self._updater.update(
-            samples, current_version=current_version, load_version=adapter_of
+            samples,
+            current_version=current_version,
+            load_version=adapter_of,
+            should_stop=should_stop,
         )
         return Trained(
             metrics=result.metrics,
@@ -94,7 +100,7 @@ class PpoTrainer:
                 self._base.chat,
                 tokenizer_digest=self._base.tokenizer_digest,
                 template_digest=self._base.template_digest,
-                max_sequence_tokens=self._settings.max_sequence_tokens,
+                max_sequence_tokens=self._max_sequence_tokens,
                 on_mismatch=self._settings.digest_mismatch,
             )
         except LearnerError as error:
@@ -104,6 +110,18 @@ class PpoTrainer:
         if built.skipped is not None:
             log.info("segment left out segment_id=%s reason=%s", segment.segment_id, built.skipped)
         return built.samples
+
+
+def _sequence_limit(base: BaseModel, settings: LearnerSettings) -> int:
+    """The settings' limit, or what the model can read if that is less."""
+    readable = getattr(base.model.config.get_text_config(), "max_position_embeddings", None)
+    if readable is None or readable >= settings.max_sequence_tokens:
+        return settings.max_sequence_tokens
+    log.warning(
+        "learner.max_sequence_tokens is %d, but %s reads %d: that is the limit",
+        settings.max_sequence_tokens, base.model_id, readable,
+    )  # fmt: skip
+    return int(readable)
 
 
 def make_trainer(settings: Settings) -> PpoTrainer:

@@ -12,7 +12,9 @@ What is decided here, and why:
 * Losses are means over the minibatch's tokens, however it is cut into micro-batches.
 * The norms of the adapter's and the value head's gradients are clipped apart: the head's is
   larger by orders of magnitude at first, and would scale the policy's away.
-* An update that fails leaves everything as it was before.
+* How far an update went is measured after its last step, by one more pass over its samples:
+  what the loss saw on the way lags a step behind.
+* An update that fails or is stopped leaves everything as it was before.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ from learner.model import BaseModel
 from learner.policy import PolicyNetwork, Scores, TokenRow
 from learner.ppo.advantages import Advantages, gae
 from learner.ppo.diagnostics import effective_sample_size, explained_variance
-from learner.ppo.kl import estimate_kl, k3, penalised_rewards
+from learner.ppo.kl import KlEstimator, estimate_kl, k3, penalised_rewards
 from learner.ppo.losses import PolicyLoss, ValueLoss, importance_weights, policy_loss, value_loss
 from learner.ppo.masks import aggregate, masked_fill, masked_mean, masked_sum, masked_var, whiten
-from streams.errors import ArtifactError, LearnerError, RegistryError
+from streams.errors import ArtifactError, LearnerError, RegistryError, UpdateStoppedError
 from streams.settings import LearnerSettings, ModelSettings
 
 log = logging.getLogger(__name__)
@@ -108,6 +110,7 @@ class PpoUpdater:
         self._generator = torch.Generator().manual_seed(settings.seed)
         self._updates = 0
         self._optimizer_step = 0
+        self._should_stop: Callable[[], bool] = _never
 
     @property
     def updates(self) -> int:
@@ -126,6 +129,7 @@ class PpoUpdater:
         current_version: int | None = None,
         load_version: LoadVersion | None = None,
         generator: torch.Generator | None = None,
+        should_stop: Callable[[], bool] | None = None,
     ) -> UpdateResult:
         """One update on all of `samples`.
 
@@ -136,22 +140,40 @@ class PpoUpdater:
             load_version: Where the adapters of other versions are, for turns that came
                 without log-probabilities; None leaves those unknown (weight 1).
             generator: Decides the order of samples; the updater's own if None.
+            should_stop: Asked before every micro-batch; once it says True, the update ends.
 
         Raises:
-            LearnerError: There are no samples, or the numbers stopped being finite.
-                Everything is then as it was before.
+            LearnerError: There are no samples, the numbers stopped being finite, or there is
+                not enough memory. Everything is then as it was before.
+            UpdateStoppedError: `should_stop` said so. Everything is then as it was before.
         """
         if not samples:
             raise LearnerError("an update needs at least one sample")
-        before = self.state_dict()
+        generator = generator or self._generator
+        before, order = self.state_dict(), generator.get_state()
+        self._should_stop = should_stop or _never
         try:
-            return self._update(
-                samples, current_version, load_version, generator or self._generator
-            )
-        except BaseException:
+            return self._update(samples, current_version, load_version, generator)
+        except BaseException as error:
             self._optimizer.zero_grad(set_to_none=True)
             self.load_state_dict(before)
+            generator.set_state(order)
+            if isinstance(error, torch.OutOfMemoryError | MemoryError):
+                raise LearnerError(
+                    f"not enough memory for an update: {error}; lower "
+                    "learner.micro_batch_segments, learner.max_sequence_tokens or "
+                    "learner.logprob_chunk_tokens, or set learner.gradient_checkpointing"
+                ) from error
             raise
+        finally:
+            self._should_stop = _never
+
+    def _go_on_or_stop(self) -> None:
+        """Called before every micro-batch: the places where an update can end early."""
+        if self._should_stop():
+            raise UpdateStoppedError(
+                "the update was interrupted by a stop; the next start makes it again"
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Everything the next update depends on, copied: tensors, numbers and text.
@@ -227,10 +249,13 @@ class PpoUpdater:
         # 4. Train.
         self._set_learning_rates()
         totals = self._train(rows, rollout, targets, plan, lengths, generator)
+        # 5. Measure how far that went.
+        moved = self._moved(rows, rollout, micro_batches)
         self._updates += 1
-        # 5. Report.
+        # 6. Report.
         metrics = {
             **self._charts(),
+            **moved,
             **_sample_metrics(samples, rollout),
             **_rollout_metrics(rollout, targets, self._settings),
             **totals.metrics(),
@@ -259,6 +284,7 @@ class PpoUpdater:
         rows = [self.network.row(sample) for sample in samples]
         if self.network.shares_frozen_layers:
             for micro in micro_batches:
+                self._go_on_or_stop()
                 states = self.network.frozen_states([rows[index] for index in micro])
                 for index, state in zip(micro, states, strict=True):
                     rows[index] = replace(rows[index], states=state)
@@ -275,6 +301,7 @@ class PpoUpdater:
         rollout = _Rollout.of(samples, self.network.device)
         with torch.no_grad():
             for micro in micro_batches:
+                self._go_on_or_stop()
                 some = [rows[index] for index in micro]
                 mask = rollout.loss_mask[micro]
                 reference = self.network.score(some, reference=True)
@@ -339,6 +366,7 @@ class PpoUpdater:
         try:
             fill_adapter(self.network.model, tensors)
             for start in range(0, len(touched), size):
+                self._go_on_or_stop()
                 micro = touched[start : start + size]
                 scores = self.network.score([rows[index] for index in micro])
                 logprobs[micro] = _spread(scores.logprobs, rollout.loss_mask[micro])
@@ -410,6 +438,7 @@ class PpoUpdater:
         tokens = float(sum(int(rollout.loss_mask[micro].sum()) for micro in minibatch))
         kl_sum = 0.0
         for micro in minibatch:
+            self._go_on_or_stop()
             mask = rollout.loss_mask[micro]
             scores = self.network.score([rows[index] for index in micro])
             policy = policy_loss(
@@ -433,6 +462,28 @@ class PpoUpdater:
             loss.backward()  # type: ignore[no-untyped-call]
             kl_sum += totals.add(policy, value, mask)
         return kl_sum / max(tokens, 1.0)
+
+    @torch.no_grad()
+    def _moved(
+        self,
+        rows: Sequence[TokenRow],
+        rollout: _Rollout,
+        micro_batches: Sequence[Sequence[int]],
+    ) -> dict[str, float]:
+        """KL of the policy before the update to the one it has become."""
+        mask = rollout.loss_mask
+        logprobs = torch.zeros_like(rollout.old_logprobs)
+        for micro in micro_batches:
+            self._go_on_or_stop()
+            scores = self.network.score([rows[index] for index in micro])
+            logprobs[micro] = _spread(scores.logprobs, mask[micro])
+        estimators: tuple[KlEstimator, ...] = ("k1", "k3")
+        return {
+            f"kl/update_{name}": float(
+                masked_mean(estimate_kl(rollout.old_logprobs, logprobs, mask, name), mask)
+            )
+            for name in estimators
+        }
 
     def _mean_loss(
         self, policy: PolicyLoss, value: ValueLoss, scores: Scores, mask: Tensor, tokens: float
@@ -492,6 +543,10 @@ class PpoUpdater:
     def _adapter_tensors(self) -> dict[str, Tensor]:
         tensors = get_peft_model_state_dict(self.network.model, save_embedding_layers=False)
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _never() -> bool:
+    return False
 
 
 def decay_factor(updates: int, *, decay_updates: int, floor: float) -> float:

@@ -20,6 +20,7 @@
     ├── ArtifactError          adapter files are missing or damaged
     ├── ModelError             a model or adapter cannot be loaded
     ├── LearnerError           an update cannot be made
+    │   └── UpdateStoppedError it was interrupted; nothing has changed
     ├── ServingError           the policy server cannot do what it was asked to
     │   ├── UnknownModelError  no version of that name is loaded
     │   └── RequestRefusedError a field of a request is wrong or asks for what is not done here
@@ -147,6 +148,10 @@ class ModelError(ClawstreamError):
 
 class LearnerError(ClawstreamError):
     """An update cannot be made."""
+
+
+class UpdateStoppedError(LearnerError):
+    """An update was interrupted because the learner is to stop; nothing has changed."""
 
 
 class ServingError(ClawstreamError):

@@ -35,11 +35,12 @@ METRICS: Mapping[str, str] = MappingProxyType(
         ),
         "losses/old_approx_kl": (
             "KL of the policy before the update to the one in training, estimator k1, mean "
-            "per token over the last epoch's minibatches. May be negative."
+            "per token over the last epoch's minibatches, each before its step. May be negative."
         ),
         "losses/approx_kl": (
-            "The same KL, estimator k3 (never negative): how far this update moved the "
-            "policy. Above 1.5 times target_kl the update stops."
+            "The same KL, estimator k3 (never negative): how far the steps before each "
+            "minibatch had moved the policy; 0 if there was one step only. Above 1.5 times "
+            "target_kl the update stops. What the whole update did is kl/update_k3."
         ),
         "losses/clipfrac": (
             "Share of tokens whose ratio left the clip range, over all minibatches. Near 0 "
@@ -62,6 +63,14 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "losses/initial_ratio_error": (
             "Largest distance from 1 of a ratio in the first minibatch. 0 on a CPU; if it is "
             "not small, old and new log-probabilities are not computed alike."
+        ),
+        "kl/update_k1": (
+            "KL of the policy before the update to the one after it, estimator k1, mean per "
+            "token of all samples. May be negative."
+        ),
+        "kl/update_k3": (
+            "The same KL, estimator k3 (never negative): how far this update moved the policy, "
+            "its last step included."
         ),
         "kl/reference_k1": (
             "KL of the policy before the update to the reference (the bare base model), "

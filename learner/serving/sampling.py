@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-GREEDY_BELOW = 1e-5
-"""Temperatures under this draw the arg max: dividing by them would overflow fp32."""
+from learner.batch import GREEDY_BELOW
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from streams.contracts import (
     StepReward,
     TrajectorySegment,
 )
-from streams.errors import BrokerError
+from streams.errors import BrokerError, UpdateStoppedError
 from streams.serde import build_codec
 
 WEIGHTS = "adapter_model.safetensors"
@@ -95,6 +95,11 @@ def no_adapter(version: int) -> Path:
     raise AssertionError(f"asked for version {version}")
 
 
+def never() -> bool:
+    """For trainings that nothing stops."""
+    return False
+
+
 class FakeTrainer:
     """One weight vector, pushed with momentum by the mean reward and torch's noise.
 
@@ -118,7 +123,10 @@ class FakeTrainer:
         segments: Sequence[ScoredSegment],
         current_version: int,
         adapter_of: Callable[[int], Path],
+        should_stop: Callable[[], bool] = never,
     ) -> Trained | None:
+        if should_stop():
+            raise UpdateStoppedError("stopped")
         if current_version:
             adapter_of(current_version)
         usable = [s for s in segments if s.rewards[0].reward != 0]

@@ -72,11 +72,11 @@ def test_text_alone_gives_the_rendered_conversation(chat: Chat) -> None:
 
 
 def test_sampled_ids_are_used_as_they_are(chat: Chat) -> None:
-    # The recorded prompt and replies are not what the text would give, on purpose.
+    # The recorded prompt and the last reply are not what the text would give, on purpose.
     prompt, first, second = (1, 50, 51), (60, 61, 62, END), (70, 71)
     segment = scored(
         step(
-            "not these ids",
+            chat.decode(first),
             message("Hi"),
             token_ids=first,
             behaviour_logprobs=(-0.1, -0.2, -0.3, -0.4),
@@ -110,9 +110,70 @@ def test_an_end_that_was_not_sampled_is_context_not_training(chat: Chat) -> None
     assert "ab<|im_end|>\n<|im_start|>user\nGo" in text_of(one, chat)
 
 
-def test_a_cut_off_reply_without_ids_has_no_trained_end(chat: Chat) -> None:
-    one = only(build(scored(step("ab", message("Hi"), finish_reason="length")), chat))
+@pytest.mark.parametrize("reason", ["length", "client_disconnected", "cancelled", "error"])
+def test_a_cut_off_reply_without_ids_has_no_trained_end(reason: str, chat: Chat) -> None:
+    one = only(build(scored(step("ab", message("Hi"), finish_reason=reason)), chat))
     assert trained_text(one, chat) == ["ab"]
+
+
+def test_a_reply_after_other_ids_than_were_sampled_begins_a_sample(chat: Chat) -> None:
+    # The first prompt holds more than the segment knows; the second reply was sampled after
+    # it, and after the first reply's text, which is tokenized to other ids than were sampled.
+    prompt, sampled = (9, 9, *chat.encode("earlier")), (60, 61, END)
+    segment = scored(
+        step("trimmed", message("Hi"), token_ids=sampled, prompt_token_ids=prompt),
+        step("cd", message("Go"), token_ids=(70,), behaviour_logprobs=(-0.5,)),
+        closed_by=ClosedBy.END,
+    )
+    first, second = build(segment, chat).samples
+    assert first.token_ids == (*prompt, *sampled)
+    tail = "trimmed<|im_end|>\n<|im_start|>user\nGo<|im_end|>\n<|im_start|>assistant\n"
+    assert second.token_ids == (*prompt, *chat.encode(tail), 70)
+    assert second.behaviour_logprobs == (-0.5,)
+    assert not second.truncated
+    assert (first.terminal, second.terminal) == (False, True)
+
+
+def test_a_recorded_later_prompt_decides(chat: Chat) -> None:
+    prompt, sampled, later = (1, 50, 51), (60, 61, END), (44, 45)
+    steps = (
+        step("x", message("Hi"), token_ids=sampled, prompt_token_ids=prompt),
+        step("y", message("Go"), token_ids=(70,), prompt_token_ids=(*prompt, *sampled, *later)),
+        step("z", message("On"), token_ids=(71,), prompt_token_ids=(*later, *prompt)),
+    )
+    first, second = build(scored(*steps), chat).samples
+    assert first.token_ids == (*prompt, *sampled, *later, 70)
+    assert [turn.turn_id for turn in first.turns] == ["r-x", "r-y"]
+    assert second.token_ids == (*later, *prompt, 71)
+
+
+def test_a_reply_without_a_token_is_context_and_nothing_else(chat: Chat) -> None:
+    gone = step("", message("Hi"), token_ids=(), finish_reason="client_disconnected")
+    answered = step("ab", message("Still there?"))
+    one = only(build(scored(gone, answered, rewards={"r-": 1.0, "r-ab": -1.0}), chat))
+    assert trained_text(one, chat) == ["ab<|im_end|>"]
+    assert "assistant\n<|im_end|>\n<|im_start|>user\nStill there?" in text_of(one, chat)
+    assert (one.rewards, one.terminal) == ((0.0, 0.0, -1.0), True)
+    one = only(build(scored(answered, gone), chat))
+    assert (trained_text(one, chat), one.terminal) == (["ab<|im_end|>"], True)
+    built = build(scored(gone), chat)
+    assert built.samples == ()
+    assert built.skipped is not None
+    assert "no reply has tokens" in built.skipped
+
+
+def test_a_reply_of_its_end_alone_is_trained_on(chat: Chat) -> None:
+    silent = step("", message("Hi"), token_ids=(END,), behaviour_logprobs=(-3.0,))
+    one = only(build(scored(silent, step("ab", message("Go"))), chat))
+    assert trained_text(one, chat) == ["<|im_end|>", "ab<|im_end|>"]
+    assert one.behaviour_logprobs[0] == -3.0
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, -math.inf, 1e30])
+def test_a_reward_that_would_break_every_update_is_skipped(reward: float, chat: Chat) -> None:
+    built = build(scored(step("ab", message("Hi")), rewards={"r-ab": reward}), chat)
+    assert built.samples == ()
+    assert built.skipped == f"turn r-ab has the reward {reward}"
 
 
 def test_spliced_ids_equal_the_whole_rendered_at_once(chat: Chat) -> None:
@@ -224,6 +285,7 @@ def test_a_step_without_reward_earns_nothing(chat: Chat) -> None:
         (None, 1.0),
         (Sampling(), 1.0),
         (Sampling(temperature=0.0), 1.0),
+        (Sampling(temperature=1e-6), 1.0),
         (Sampling(temperature=0.6), 0.6),
     ],
 )
@@ -234,12 +296,20 @@ def test_temperature_of_greedy_and_unknown_sampling_is_one(
     assert one.turns[0].temperature == temperature
 
 
-@pytest.mark.parametrize("logprobs", [(-1.0,), (), (math.nan, -1.0), (-math.inf, -1.0)])
+@pytest.mark.parametrize(
+    "logprobs",
+    [(-1.0,), (), (math.nan, -1.0), (-math.inf, -1.0), (0.5, -1.0), (-9999.0, -1.0)],
+)
 def test_logprobs_that_cannot_be_right_count_as_not_given(
     logprobs: tuple[float, ...], chat: Chat
 ) -> None:
     segment = scored(step("ab", message("Hi"), token_ids=(40, 41), behaviour_logprobs=logprobs))
     assert only(build(segment, chat)).turns[0].behaviour_logprobs is None
+
+
+def test_a_certain_token_is_given_and_rounding_is_forgiven(chat: Chat) -> None:
+    segment = scored(step("ab", message("Hi"), token_ids=(40, 41), behaviour_logprobs=(0.0, 1e-7)))
+    assert only(build(segment, chat)).turns[0].behaviour_logprobs == (0.0, 0.0)
 
 
 # --- what is refused or skipped ---------------------------------------------------------------
@@ -350,7 +420,9 @@ def test_recorded_logprobs_do_not_outlive_their_context(chat: Chat) -> None:
 def test_a_reply_that_does_not_fit_with_its_question_is_skipped(chat: Chat) -> None:
     built = build(scored(step("a" * 50, message("Hi"))), chat, limit=40)
     assert built.samples == ()
-    assert built.skipped == "no reply fits into 40 tokens with the message it answers"
+    assert built.skipped == (
+        "no reply has tokens and fits, with the message it answers, into 40 tokens"
+    )
 
 
 def test_a_late_giant_does_not_take_the_others_with_it(chat: Chat) -> None:

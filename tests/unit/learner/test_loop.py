@@ -22,6 +22,7 @@ from tests.unit.learner.fakes import (
     FakeTrainer,
     FakeWriter,
     encoded,
+    never,
     scored,
     stored_weights,
 )
@@ -155,10 +156,11 @@ def test_a_resumed_learner_equals_the_uninterrupted_one(tmp_path: Path) -> None:
             segments: Sequence[ScoredSegment],
             current_version: int,
             adapter_of: Callable[[int], Path],
+            should_stop: Callable[[], bool] = never,
         ) -> Trained | None:
             if self.steps < 2:
                 straight.arrive(*batches[self.steps + 1])
-            return super().train(segments, current_version, adapter_of)
+            return super().train(segments, current_version, adapter_of, should_stop)
 
     straight.arrive(*batches[0])
     trainer = Delivering()
@@ -189,12 +191,13 @@ def test_a_rejected_update_goes_back_and_the_next_goes_on(bench: Bench) -> None:
             segments: Sequence[ScoredSegment],
             current_version: int,
             adapter_of: Callable[[int], Path],
+            should_stop: Callable[[], bool] = never,
         ) -> Trained | None:
             self.began = [*getattr(self, "began", []), self.weights.tolist()]
             self.poison = len(self.began) == 1
             if self.poison:
                 bench.arrive(*[scored(f"t{n}") for n in range(4)])
-            return super().train(segments, current_version, adapter_of)
+            return super().train(segments, current_version, adapter_of, should_stop)
 
     bench.arrive(*segments(4, 5, 6, 7))
     trainer = Poisoned()
@@ -282,8 +285,9 @@ def test_an_update_without_usable_segments_is_skipped(bench: Bench) -> None:
             segments: Sequence[ScoredSegment],
             current_version: int,
             adapter_of: Callable[[int], Path],
+            should_stop: Callable[[], bool] = never,
         ) -> Trained | None:
-            trained = super().train(segments, current_version, adapter_of)
+            trained = super().train(segments, current_version, adapter_of, should_stop)
             if trained is None and not arrived.is_set():
                 arrived.set()
                 bench.arrive(*[scored(f"s{n}") for n in range(4)])
@@ -308,12 +312,13 @@ def test_a_failed_update_is_logged_and_another_sample_tried(
             segments: Sequence[ScoredSegment],
             current_version: int,
             adapter_of: Callable[[int], Path],
+            should_stop: Callable[[], bool] = never,
         ) -> Trained | None:
             if not self.failed:
                 self.failed = True
                 bench.arrive(*[scored(f"t{n}") for n in range(4)])
                 raise LearnerError("the loss is not finite")
-            return super().train(segments, current_version, adapter_of)
+            return super().train(segments, current_version, adapter_of, should_stop)
 
     bench.arrive(*segments(0, 1, 2, 3))
     assert bench.run(Failing()) == 1
@@ -332,9 +337,11 @@ def test_a_stop_ends_the_wait_at_once_and_leaves_the_outbox(bench: Bench) -> Non
             segments: Sequence[ScoredSegment],
             current_version: int,
             adapter_of: Callable[[int], Path],
+            should_stop: Callable[[], bool] = never,
         ) -> Trained | None:
             bench.stopping.set()
             bench.writer.failures = 1
+            # Too late to interrupt: the last micro-batch is done.
             return super().train(segments, current_version, adapter_of)
 
     assert bench.run(Stopping(), max_updates=0) == 1
@@ -385,12 +392,45 @@ def test_the_trainer_can_load_the_adapter_of_any_version(bench: Bench) -> None:
             segments: Sequence[ScoredSegment],
             current_version: int,
             adapter_of: Callable[[int], Path],
+            should_stop: Callable[[], bool] = never,
         ) -> Trained | None:
             seen.append(adapter_of(1))
             with pytest.raises(RegistryError, match="no version 7"):
                 adapter_of(7)
-            return super().train(segments, current_version, adapter_of)
+            return super().train(segments, current_version, adapter_of, should_stop)
 
     bench.arrive(*segments(4, 5, 6, 7))
     bench.run(Looking())
     assert stored_weights(seen[0]) == bench.adapter(1)
+
+
+def test_a_stop_interrupts_an_update_and_the_next_start_makes_it(
+    bench: Bench, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    class Interrupted(FakeTrainer):
+        def train(
+            self,
+            segments: Sequence[ScoredSegment],
+            current_version: int,
+            adapter_of: Callable[[int], Path],
+            should_stop: Callable[[], bool] = never,
+        ) -> Trained | None:
+            assert not should_stop()
+            if self.steps == 1:
+                bench.stopping.set()
+            return super().train(segments, current_version, adapter_of, should_stop)
+
+    whole = Bench(tmp_path_factory.mktemp("whole"))
+    for one in (bench, whole):
+        one.arrive(*segments(0, 1, 2, 3))
+        assert one.run(FakeTrainer()) == 1
+        one.arrive(*segments(4, 5, 6, 7))
+    trainer = Interrupted()
+    assert bench.run(trainer, max_updates=0) == 0
+    assert trainer.steps == 1
+    assert [v.version for v in bench.registry.versions()] == [1]
+    assert [bench.run(FakeTrainer()), whole.run(FakeTrainer())] == [1, 1]
+    assert bench.offsets() == whole.offsets() == [(0, 4), (4, 8)]
+    assert bench.adapter(2) == whole.adapter(2)
+    assert bench.registry.lineage("default", 2) == whole.registry.lineage("default", 2)
+    whole.registry.close()

@@ -11,10 +11,11 @@ from learner.checkpoint import LearnerState
 from learner.publish import KL_METRIC, sanity_gate
 from learner.trainer import PpoTrainer, make_trainer
 from streams.contracts import Message, Role, ScoredSegment
+from streams.errors import UpdateStoppedError
 from streams.settings import LearnerSettings, ModelSettings, Settings
-from tests.unit.learner.fakes import no_adapter, scored
+from tests.unit.learner.fakes import never, no_adapter, scored
 
-SETTINGS = LearnerSettings(epochs=1, learning_rate=1e-2, micro_batch_segments=2)
+SETTINGS = LearnerSettings(epochs=1, learning_rate=1e-3, micro_batch_segments=2)
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def test_an_update_passes_the_gate_with_the_metrics_it_reports(
     trainer: PpoTrainer, tmp_path: Path
 ) -> None:
     segments = [segment("a"), segment("b", -1.0), segment("c", 0.5)]
-    trained = trainer.train(segments, 0, no_adapter)
+    trained = trainer.train(segments, 0, no_adapter, never)
     assert trained is not None
     assert trained.used == {"a", "b", "c"}
     assert trained.optimizer_step == 1
@@ -48,25 +49,49 @@ def test_an_update_passes_the_gate_with_the_metrics_it_reports(
     trainer.save_adapter(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted(ADAPTER_FILES)
     assert all(d.passed for d in sanity_gate(trained.metrics, folder, max_kl=1.0))
+    # The bound is on what the one step did, not on what the loss saw before it.
+    too_far = sanity_gate(trained.metrics, folder, max_kl=1e-9)
+    assert [d.name for d in too_far if not d.passed] == ["kl"]
+
+
+def test_a_stop_ends_an_update_before_it_begins(trainer: PpoTrainer) -> None:
+    before = LearnerState.capture(trainer.state_dict())
+    with pytest.raises(UpdateStoppedError):
+        trainer.train([segment("a")], 0, no_adapter, lambda: True)
+    assert LearnerState.capture(trainer.state_dict()) == before
+
+
+def test_no_sequence_is_longer_than_the_model_reads(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = ModelSettings(base="tiny-random", device="cpu", lora_rank=2, num_threads=1)
+    long = SETTINGS.model_copy(update={"max_sequence_tokens": 5_000})
+    trainer = make_trainer(Settings(data_dir=tmp_path, learner=long, model=model))
+    assert "tiny-random reads 4096" in caplog.text
+    asked = Message(turn_id="u", role=Role.USER, content="x" * 4_200, event_time=0)
+    made = segment("long")
+    step = replace(made.segment.steps[0], context=(asked,))
+    made = replace(made, segment=replace(made.segment, steps=(step,)))
+    assert trainer.train([made], 0, no_adapter, never) is None
 
 
 def test_segments_of_another_model_are_left_out(trainer: PpoTrainer) -> None:
     foreign = segment("foreign", digest="f" * 64)
-    trained = trainer.train([segment("a"), foreign, segment("b", -1.0)], 0, no_adapter)
+    trained = trainer.train([segment("a"), foreign, segment("b", -1.0)], 0, no_adapter, never)
     assert trained is not None
     assert trained.used == {"a", "b"}
-    assert trainer.train([foreign], 0, no_adapter) is None
-    assert trainer.train([], 0, no_adapter) is None
+    assert trainer.train([foreign], 0, no_adapter, never) is None
+    assert trainer.train([], 0, no_adapter, never) is None
 
 
 def test_a_restored_trainer_goes_on_as_the_first_would(trainer: PpoTrainer, tmp_path: Path) -> None:
     segments = [segment("a"), segment("b", -1.0), segment("c", 0.5)]
-    trainer.train(segments, 0, no_adapter)
+    trainer.train(segments, 0, no_adapter, never)
     state = LearnerState.capture(trainer.state_dict())
-    trainer.train(segments, 1, no_adapter)
+    trainer.train(segments, 1, no_adapter, never)
     expected = trainer.state_dict()["adapter"]
     trainer.load_state_dict(state.restore())
-    trainer.train(segments, 1, no_adapter)
+    trainer.train(segments, 1, no_adapter, never)
     again = trainer.state_dict()["adapter"]
     assert all(torch.equal(again[name], tensor) for name, tensor in expected.items())
 

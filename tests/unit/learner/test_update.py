@@ -17,7 +17,7 @@ from learner.model import BaseModel, load_base
 from learner.policy import PolicyNetwork, TokenRow
 from learner.ppo.diagnostics import METRICS
 from learner.update import PpoUpdater, decay_factor
-from streams.errors import ArtifactError, LearnerError, ModelError
+from streams.errors import ArtifactError, LearnerError, ModelError, UpdateStoppedError
 from streams.settings import LearnerSettings, ModelSettings
 from tests.unit.learner.builders import conversation, sample
 
@@ -459,6 +459,74 @@ def test_a_failed_update_leaves_everything_as_it_was() -> None:
     assert not any(p.grad is not None for p in learner.network.adapter_parameters())
 
 
+def test_an_update_may_stop_before_any_micro_batch_and_then_changed_nothing(
+    tmp_path: Path,
+) -> None:
+    learner = updater(SHARED, epochs=2, minibatches=2)
+    learner.save_adapter(tmp_path)
+    learner.update(samples())
+    before, order = learner.state_dict(), torch.Generator().manual_seed(3)
+    mixed = [*samples(), *samples(policy_version=5)]
+    asked = 0
+
+    def stop_at(limit: int) -> Callable[[], bool]:
+        def should_stop() -> bool:
+            nonlocal asked
+            asked += 1
+            return asked == limit
+
+        return should_stop
+
+    def run(limit: int) -> None:
+        nonlocal asked
+        asked = 0
+        learner.update(
+            mixed, load_version=lambda _: tmp_path, generator=order, should_stop=stop_at(limit)
+        )
+
+    drawn = order.get_state()
+    limit = 1
+    while True:
+        try:
+            run(limit)
+        except UpdateStoppedError:
+            assert equal_states(learner.state_dict(), before)
+            assert torch.equal(order.get_state(), drawn)
+            assert not any(p.grad is not None for p in learner.network.adapter_parameters())
+            limit += 1
+        else:
+            break
+    # 6 micro-batches: frozen layers, old policy, two epochs, and what moved; 3 of version 5.
+    assert limit - 1 == asked == 6 + 6 + 3 + 2 * 6 + 6
+
+
+def test_too_little_memory_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = updater()
+    before = learner.state_dict()
+
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(learner._optimizer, "step", full)
+    with pytest.raises(LearnerError, match=r"lower learner\.micro_batch_segments"):
+        learner.update(samples())
+    assert equal_states(learner.state_dict(), before)
+
+
+def test_how_far_an_update_went_is_measured_after_its_last_step() -> None:
+    learner = updater()
+    some = samples()
+    before = [logprobs_of(learner, one) for one in some]
+    metrics = learner.update(some).metrics
+    log_ratio = torch.cat([logprobs_of(learner, one) for one in some]) - torch.cat(before)
+    # With one step the loss saw the policy unmoved; the metric is of what it became.
+    assert metrics["losses/approx_kl"] == 0.0
+    assert metrics["kl/update_k1"] == pytest.approx(float(-log_ratio.mean()), abs=1e-6)
+    expected = float((log_ratio.exp() - 1 - log_ratio).mean())
+    assert metrics["kl/update_k3"] == pytest.approx(expected, rel=1e-4)
+    assert expected > 1e-4
+
+
 def test_mixed_precision_trains_float32_weights() -> None:
     half = dataclasses.replace(base(SHARED), dtype=torch.bfloat16)
     learner = PpoUpdater(half, PLAIN, SHARED)
@@ -495,6 +563,24 @@ def test_given_logprobs_become_truncated_weights() -> None:
     assert _weight(metrics) == pytest.approx(((1.5 + 1.0 + 0.5) / 3, 0.0, 0.0), abs=1e-5)
     assert metrics["stale/capped_share"] == pytest.approx(1 / 3)
     assert metrics["stale/effective_sample_size"] == pytest.approx(9 / (3 * (2.25 + 1 + 0.25)))
+
+
+def test_stale_tokens_pull_as_much_as_their_weight() -> None:
+    prompt, reply = range(10, 20), range(30, 33)
+    plain: dict[str, Any] = {"whiten_advantages": False, "importance_weight_cap": 2.0}
+
+    def gradient(shift: float) -> Tensor:
+        learner = updater(**plain)
+        given = logprobs_of(learner, sample("a", prompt, reply, 1.0)) + shift
+        one = sample("a", prompt, reply, 1.0, behaviour_logprobs=tuple(given.tolist()))
+        count = len(learner.network.adapter_parameters())
+        return torch.cat([g.flatten() for g in gradients(learner, [one])[:count]])
+
+    fresh = gradient(0.0)
+    assert float(fresh.norm()) > 0
+    # Twice as likely when it was chosen: half the pull. Unlikely then: twice, and no more.
+    torch.testing.assert_close(gradient(math.log(2.0)), 0.5 * fresh, rtol=1e-3, atol=1e-7)
+    torch.testing.assert_close(gradient(-3.0), 2.0 * fresh, rtol=1e-3, atol=1e-7)
 
 
 def test_unknown_behaviour_weighs_one_and_is_counted() -> None:
