@@ -17,6 +17,7 @@ from processors.feedback_align import codec as state_codec
 from processors.feedback_align import machine
 from processors.feedback_align.watermark import Merger, Position
 from processors.runtime import deadletters
+from processors.runtime.decoding import decode
 from processors.runtime.records import Outcome, Output, RawRecord, Record, is_tick
 from streams import metrics as names
 from streams.contracts import (
@@ -35,6 +36,8 @@ from streams.topics import DEAD_LETTERS, FEEDBACK, SEGMENTS, TURNS
 
 STAGE = "feedback_align"
 
+_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
+
 ORIGIN_TOPIC = "clawstream-origin-topic"
 ORIGIN_PARTITION = "clawstream-origin-partition"
 ORIGIN_OFFSET = "clawstream-origin-offset"
@@ -51,20 +54,6 @@ class AlignTopics:
     dead_letters: str = DEAD_LETTERS
 
 
-class MisplacedError(Exception):
-    """A record is not on its session's partition.
-
-    Attributes:
-        session_id: Whose record it is.
-        partition: Where it belongs.
-    """
-
-    def __init__(self, session_id: str, partition: int) -> None:
-        self.session_id = session_id
-        self.partition = partition
-        super().__init__(f"session {session_id} belongs to partition {partition}")
-
-
 class AlignProcessor:
     """One partition of the aligner (``runtime.records.PartitionProcessor``).
 
@@ -74,8 +63,10 @@ class AlignProcessor:
         settings: The rules.
         codec: Reads and writes records.
         metrics: Counters.
-        max_bytes: The largest record that outputs may be.
+        max_bytes: The largest record that segments and dead letters may be.
         topics: Where records come from and go to.
+        input_max_bytes: The largest record that the input topics take; as large as outputs
+            if None.
     """
 
     def __init__(
@@ -87,6 +78,8 @@ class AlignProcessor:
         metrics: ProcessorMetrics,
         max_bytes: int,
         topics: AlignTopics | None = None,
+        *,
+        input_max_bytes: int | None = None,
     ) -> None:
         self._partition = partition
         self._partitions = partitions
@@ -94,6 +87,7 @@ class AlignProcessor:
         self._codec = codec
         self._metrics = metrics
         self._max_bytes = max_bytes
+        self._input_max_bytes = max_bytes if input_max_bytes is None else input_max_bytes
         self._topics = topics or AlignTopics()
         self._state = machine.new_state()
         self._merger = self._new_merger({})
@@ -170,33 +164,21 @@ class AlignProcessor:
     def _payload(self, topic: str, record: RawRecord) -> DialogueTurn | FeedbackEvent | None:
         """The decoded record; None if it must go elsewhere, which is then noted."""
         try:
-            return self._decode(topic, record)
+            decoded = self._decode(topic, record)
+            right = partition_for(decoded.session_id.encode(), self._partitions)
+            if right == self._partition:
+                return decoded
+            self._set_aside(record, self._republished(record, decoded.session_id, right))
         except RecordError as error:
             self._set_aside(record, self._dead(deadletters.of_record(record, error, STAGE)))
-        except MisplacedError as misplaced:
-            self._set_aside(record, self._republished(record, misplaced))
         return None
 
     def _decode(self, topic: str, record: RawRecord) -> DialogueTurn | FeedbackEvent:
-        if record.value is not None and len(record.value) > self._max_bytes:
-            raise OversizedError(
-                f"the value has {len(record.value)} bytes, more than kafka.max_message_bytes = "
-                f"{self._max_bytes}"
-            )
-        decoded: DialogueTurn | FeedbackEvent
         if topic == self._topics.turns:
-            decoded = self._codec.decode(record.value, DialogueTurn)
-        else:
-            decoded = self._codec.decode(record.value, FeedbackEvent)
-        right = partition_for(decoded.session_id.encode(), self._partitions)
-        if right == self._partition:
-            return decoded
-        if any(name == ORIGIN_TOPIC for name, _ in record.headers):
-            raise InvalidRecordError(
-                f"session {decoded.session_id} belongs to partition {right}, and the record was "
-                "published again once already: is its topic's partition count the inputs'?"
-            )
-        raise MisplacedError(decoded.session_id, right)
+            turn = decode(self._codec, record, DialogueTurn, self._max_bytes)
+            _check_numbers(turn)
+            return turn
+        return decode(self._codec, record, FeedbackEvent, self._max_bytes)
 
     def _set_aside(self, record: RawRecord, output: Output) -> None:
         self._aside[record.topic].append((record.offset, output))
@@ -207,20 +189,37 @@ class AlignProcessor:
             while waiting and waiting[0][0] <= positions[topic].offset:
                 yield waiting.popleft()[1]
 
-    def _republished(self, record: RawRecord, misplaced: MisplacedError) -> Output:
-        self._metrics.add(names.MISPLACED, topic=record.topic)
+    def _republished(self, record: RawRecord, session_id: str, partition: int) -> Output:
+        """The record once more, for the partition it belongs on.
+
+        Raises:
+            InvalidRecordError: It was published again before.
+            OversizedError: With its new headers its topic would not take it.
+        """
+        if any(name == ORIGIN_TOPIC for name, _ in record.headers):
+            raise InvalidRecordError(
+                f"its session belongs to partition {partition}, and the record was "
+                "published again once already: is its topic's partition count the inputs'?"
+            )
         origin = (
             (ORIGIN_TOPIC, record.topic.encode()),
             (ORIGIN_PARTITION, str(record.partition).encode()),
             (ORIGIN_OFFSET, str(record.offset).encode()),
         )
-        return Output(
+        again = Output(
             topic=record.topic,
-            key=misplaced.session_id.encode(),
+            key=session_id.encode(),
             value=record.value,
-            partition=misplaced.partition,
+            partition=partition,
             headers=(*record.headers, *origin),
         )
+        if again.most_bytes() > self._input_max_bytes:
+            raise OversizedError(
+                f"it belongs to partition {partition}, and is too large to be published there "
+                "with the headers that say where it comes from"
+            )
+        self._metrics.add(names.MISPLACED, topic=record.topic)
+        return again
 
     # Effects
 
@@ -237,33 +236,15 @@ class AlignProcessor:
 
     def _segment(self, effect: machine.EmitSegment) -> Output:
         segment = effect.segment
-        key, value = effect.key.encode(), self._codec.encode(segment, self._topics.segments)
         if segment.revision == 0:
             self._metrics.add(names.SEGMENTS, closed_by=segment.closed_by)
         else:
             self._metrics.add(names.REVISIONS)
+        key = effect.key.encode()
+        value = self._codec.encode(segment, self._topics.segments)
         if len(key) + len(value) > self._max_bytes - deadletters.OVERHEAD_BYTES:
-            return self._dead(self._too_large(segment, key, value))
+            return self._dead(_too_large(segment, key, value))
         return Output(topic=self._topics.segments, key=key, value=value)
-
-    def _too_large(self, segment: TrajectorySegment, key: bytes, value: bytes) -> DeadLetter:
-        last = segment.lineage[-1]
-        return DeadLetter(
-            stage=STAGE,
-            reason=DeadLetterReason.OVERSIZED,
-            message=(
-                f"segment {segment.segment_id} revision {segment.revision} of session "
-                f"{segment.session_id} has {len(value)} bytes, more than fit a record; raise "
-                "kafka.max_message_bytes and the topic's max.message.bytes, or lower "
-                "align.max_bytes. The coordinates are those of its last source record"
-            ),
-            topic=last.topic,
-            partition=last.partition,
-            offset=last.offset,
-            time=segment.closed_at,
-            key=key,
-            value=value,
-        )
 
     def _rejected(self, effect: machine.Reject) -> Output:
         arrival = effect.arrival
@@ -305,6 +286,41 @@ class AlignProcessor:
             self._metrics.set(
                 names.PARTITION_CLOCK, self._state.clock_ms / 1000, partition=partition
             )
+
+
+def _check_numbers(turn: DialogueTurn) -> None:
+    """Refuse what Avro's reader lets pass and its writer does not.
+
+    Raises:
+        InvalidRecordError: A token id or sampling parameter does not fit 32 bits.
+    """
+    sampling = turn.sampling
+    given = (sampling.top_k or 0, sampling.max_tokens or 0) if sampling is not None else ()
+    for numbers in (turn.token_ids, turn.prompt_token_ids, given):
+        if numbers and not (min(numbers) >= _INT_MIN and max(numbers) <= _INT_MAX):
+            raise InvalidRecordError(
+                "token_ids, prompt_token_ids, sampling.top_k and max_tokens must fit 32 bits"
+            )
+
+
+def _too_large(segment: TrajectorySegment, key: bytes, value: bytes) -> DeadLetter:
+    last = segment.lineage[-1]
+    return DeadLetter(
+        stage=STAGE,
+        reason=DeadLetterReason.OVERSIZED,
+        message=(
+            f"segment {segment.segment_id} revision {segment.revision} of session "
+            f"{segment.session_id} has {len(value)} bytes, more than fit a record; raise "
+            "kafka.max_message_bytes and the topic's max.message.bytes, or lower "
+            "align.max_bytes. The coordinates are those of its last source record"
+        ),
+        topic=last.topic,
+        partition=last.partition,
+        offset=last.offset,
+        time=segment.closed_at,
+        key=key,
+        value=value,
+    )
 
 
 def encode_key(key: tuple[str, str]) -> bytes:

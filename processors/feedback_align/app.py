@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from processors.feedback_align.agent import STAGE, AlignProcessor, AlignTopics
+from processors.runtime.topics import Cluster
 from processors.runtime.worker import WorkerSpec
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
@@ -35,15 +36,17 @@ def build_spec(
     names = topics or AlignTopics()
     codec = build_codec(settings.schema_registry_url)
 
-    def make(partition: int, partitions: int) -> AlignProcessor:
+    def make(partition: int, cluster: Cluster) -> AlignProcessor:
+        most = settings.kafka.max_message_bytes
         return AlignProcessor(
             partition,
-            partitions,
+            cluster.partitions,
             settings.align,
             codec,
             metrics,
-            settings.kafka.max_message_bytes,
+            cluster.room(most, names.segments, names.dead_letters),
             names,
+            input_max_bytes=cluster.room(most, names.turns, names.feedback),
         )
 
     return WorkerSpec(

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from processors.reward import codec as state_codec
 from processors.reward import machine
 from processors.runtime import deadletters
+from processors.runtime.decoding import decode
 from processors.runtime.records import Outcome, Output, RawRecord, is_tick
 from streams import metrics as names
-from streams.contracts import DeadLetter, DeadLetterReason, ScoredSegment, TrajectorySegment
-from streams.errors import RecordError
+from streams.contracts import DeadLetter, ScoredSegment, TrajectorySegment
+from streams.errors import OversizedError, RecordError
 from streams.metrics import ProcessorMetrics
 from streams.serde import Codec
 from streams.settings import RewardSettings
@@ -110,7 +111,7 @@ class RewardProcessor:
         if is_tick(record):
             return []
         try:
-            segment = self._codec.decode(record.value, TrajectorySegment)
+            segment = decode(self._codec, record, TrajectorySegment, self._max_bytes)
         except RecordError as error:
             return [self._dead(deadletters.of_record(record, error, STAGE))]
         self._state, effects = machine.step(self._state, segment, self._settings)
@@ -127,21 +128,20 @@ class RewardProcessor:
         return self._scored(effect.scored, key, record)
 
     def _scored(self, scored: ScoredSegment, key: bytes, record: RawRecord) -> Output:
+        topic = self._topics.scored
+        try:
+            value = self._codec.encode(scored, topic)
+            if len(key) + len(value) > self._max_bytes - deadletters.OVERHEAD_BYTES:
+                raise OversizedError(
+                    f"segment {scored.segment.segment_id} with its rewards has {len(value)} "
+                    "bytes, more than fit a record; raise kafka.max_message_bytes and the "
+                    "topic's max.message.bytes"
+                )
+        except RecordError as error:
+            return self._dead(deadletters.of_record(record, error, STAGE))
         self._metrics.add(names.SCORED, trainable=str(scored.trainable).lower())
         if any(reward.reward != 0 for reward in scored.rewards):
             self._metrics.add(names.NONZERO)
-        topic = self._topics.scored
-        value = self._codec.encode(scored, topic)
-        if len(key) + len(value) > self._max_bytes - deadletters.OVERHEAD_BYTES:
-            message = (
-                f"segment {scored.segment.segment_id} with its rewards has {len(value)} bytes, "
-                "more than fit a record; raise kafka.max_message_bytes and the topic's "
-                "max.message.bytes"
-            )
-            reason = DeadLetterReason.OVERSIZED
-            return self._dead(
-                deadletters.letter(record, reason, message, STAGE, scored.segment.closed_at)
-            )
         return Output(topic=topic, key=key, value=value)
 
     def _dead(self, dead: DeadLetter) -> Output:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from processors.reward.agent import STAGE, RewardProcessor, RewardTopics
+from processors.runtime.topics import Cluster
 from processors.runtime.worker import WorkerSpec
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
@@ -35,10 +36,11 @@ def build_spec(
     names = topics or RewardTopics()
     codec = build_codec(settings.schema_registry_url)
 
-    def make(partition: int, _partitions: int) -> RewardProcessor:
-        return RewardProcessor(
-            partition, settings.reward, codec, metrics, settings.kafka.max_message_bytes, names
+    def make(partition: int, cluster: Cluster) -> RewardProcessor:
+        room = cluster.room(
+            settings.kafka.max_message_bytes, names.scored, names.reviews, names.dead_letters
         )
+        return RewardProcessor(partition, settings.reward, codec, metrics, room, names)
 
     return WorkerSpec(
         app_id=app_id,

@@ -33,6 +33,9 @@ from faust.transport.drivers.aiokafka import Transport as AIOKafkaTransport
 from faust.types import TP, ConsumerMessage
 from mode.utils.futures import notify
 
+from processors.runtime.wire import read_any_header_key
+from streams.errors import StateError
+
 logger = logging.getLogger(__name__)
 
 FETCH_MAX_WAIT_MS = 250
@@ -80,6 +83,7 @@ class BatchConsumerThread(AIOKafkaConsumerThread):
     """
 
     def _create_worker_consumer(self, transport: Any) -> aiokafka.AIOKafkaConsumer:
+        read_any_header_key()
         conf = self.app.conf
         return aiokafka.AIOKafkaConsumer(
             client_id=conf.broker_client_id,
@@ -129,6 +133,7 @@ class BatchConsumer(AIOKafkaFaustConsumer):
         # A partition paused meanwhile is not left out, or what was fetched for it would be lost.
         batches = {TP(tp.topic, tp.partition): batch for tp, batch in (records or {}).items()}
         if not self._suspended(generation_id):
+            await self._check_continuity(batches)
             self._note_positions(batches)
         for tp, batch in batches.items():
             if self._suspended(generation_id):
@@ -138,6 +143,37 @@ class BatchConsumer(AIOKafkaFaustConsumer):
             # the whole batch was read keeps it from doing so.
             self._read_offset[tp] = batch[-1].offset
             yield tp, self._batch_message(tp, batch, generation_id)
+
+    async def _check_continuity(self, batches: Mapping[TP, list[Any]]) -> None:
+        """See that each partition is read on from where it was read to.
+
+        It is not if retention overtook the reader, or the topic was made anew: the driver
+        then goes to the first record there is.
+
+        Raises:
+            StateError: Offsets begin again.
+        """
+        for tp, batch in batches.items():
+            expected, first = self._read_to.get(tp, 0), batch[0].offset
+            if first < expected:
+                raise StateError(_begins_again(tp, expected - 1, f"offset {first} came after it"))
+            if 0 < expected < first:
+                # Markers and aborted records leave gaps, too.
+                earliest = (await self.earliest_offsets(tp)).get(tp) or 0
+                _warn_of_loss(tp, expected, earliest)
+
+    async def check_ends(self) -> None:
+        """See that the inputs still reach as far as they were applied.
+
+        Raises:
+            StateError: One ends before that.
+        """
+        restored = [tp for tp in self.assignment() if self._owner.restored(tp.topic, tp.partition)]
+        ends = await self.highwaters(*restored) if restored else {}
+        for tp in restored:
+            applied, end = self._owner.applied_offset(tp.topic, tp.partition), ends.get(tp)
+            if applied is not None and end is not None and end <= applied:
+                raise StateError(_begins_again(tp, applied, f"it now ends at offset {end}"))
 
     async def _seek_again(self) -> None:
         """Have what was fetched across a rebalance, and is dropped, fetched once more.
@@ -242,6 +278,7 @@ class BatchConsumer(AIOKafkaFaustConsumer):
 
     async def perform_seek(self) -> None:
         """Go to the group's offsets, and from there to where the state ends."""
+        self._read_to.clear()
         await super().perform_seek()
         restored = [tp for tp in self.assignment() if self._owner.restored(tp.topic, tp.partition)]
         earliest = await self.earliest_offsets(*restored) if restored else {}
@@ -255,16 +292,28 @@ class BatchConsumer(AIOKafkaFaustConsumer):
         applied = self._owner.applied_offset(tp.topic, tp.partition)
         if applied is None:
             return earliest
-        if applied + 1 < earliest:
-            logger.error(
-                "records aged out before they were applied: topic=%s partition=%d "
-                "offsets=%d..%d; raise the topic's retention",
-                tp.topic,
-                tp.partition,
-                applied + 1,
-                earliest - 1,
-            )
+        _warn_of_loss(tp, applied + 1, earliest)
         return max(applied + 1, earliest)
+
+
+def _warn_of_loss(tp: TP, expected: int, earliest: int) -> None:
+    if expected < earliest:
+        logger.error(
+            "records aged out before they were applied: topic=%s partition=%d offsets=%d..%d; "
+            "raise the topic's retention",
+            tp.topic,
+            tp.partition,
+            expected,
+            earliest - 1,
+        )
+
+
+def _begins_again(tp: TP, applied: int, found: str) -> str:
+    return (
+        f"{tp.topic} partition {tp.partition} was read to offset {applied}, but {found}: it was "
+        "made anew or lost records, and the state no longer belongs to it. Start with another "
+        "application id and an empty changelog"
+    )
 
 
 class BatchTransport(AIOKafkaTransport):

@@ -1,7 +1,7 @@
 """Dead letters as outputs that can always be written.
 
 A dead letter keeps the record as it was. Where that would exceed what its topic takes, the
-value is cut (then headers and key are left out), and ``attributes`` say so.
+value is cut, and so are a key, headers and a message of unusual size; ``attributes`` say so.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ OVERHEAD_BYTES = 16 * 1024
 
 SMALL_BYTES = 64 * 1024
 """Keys and headers up to this size are always kept."""
+
+MESSAGE_CHARACTERS = 2_000
+"""Of a longer message (it may quote an id) this much is kept."""
 
 
 def of_record(record: RawRecord, error: RecordError, stage: str) -> DeadLetter:
@@ -48,7 +51,10 @@ def letter(
 def fit(dead: DeadLetter, max_bytes: int) -> DeadLetter:
     """``dead`` small enough for a topic that takes records of ``max_bytes``."""
     attributes: dict[str, str] = {}
-    headers, key, value = dead.headers, dead.key, dead.value
+    headers, key, value, message = dead.headers, dead.key, dead.value, dead.message
+    if len(message) > MESSAGE_CHARACTERS:
+        attributes["message_characters"] = str(len(message))
+        message = message[:MESSAGE_CHARACTERS]
     headers_bytes = sum(len(h.key.encode()) + len(h.value or b"") for h in headers)
     if headers_bytes > SMALL_BYTES:
         attributes["headers_left_out"] = str(len(headers))
@@ -64,7 +70,7 @@ def fit(dead: DeadLetter, max_bytes: int) -> DeadLetter:
     if not attributes:
         return dead
     kept = {**dead.attributes, **attributes, "truncated": "true"}
-    return replace(dead, headers=headers, key=key, value=value, attributes=kept)
+    return replace(dead, headers=headers, key=key, value=value, message=message, attributes=kept)
 
 
 def to_output(dead: DeadLetter, codec: Codec, max_bytes: int, topic: str = DEAD_LETTERS) -> Output:

@@ -36,6 +36,8 @@ class Writer(Protocol):
 
     async def start(self) -> None: ...
 
+    def resume(self, state: RestoredState) -> None: ...
+
     async def commit(
         self, outputs: Sequence[Output], changes: Mapping[bytes, bytes | None], meta: bytes
     ) -> None: ...
@@ -132,6 +134,7 @@ class PartitionRunner:
         began = time.monotonic()
         await self._writer.start()
         state = await self._restore()
+        self._writer.resume(state)
         self.processor.restore(state.entries.items(), state.meta)
         self._entries = set(state.entries)
         self._received = dict(state.applied)

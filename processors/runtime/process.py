@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import gc
 import logging
 import os
-import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import faust
 
-from processors.runtime.topics import check_cluster
+from processors.runtime.topics import Cluster, check_cluster
 from processors.runtime.worker import BatchWorker, WorkerSpec
 from streams.errors import ClawstreamError
 from streams.kafka.clients import resolve_bootstrap
 from streams.metrics import ProcessorMetrics
+from streams.process import argument_parser, command_line, configure_logging, report
 from streams.settings import Settings, load_settings
 
 logger = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 15.0
-LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 CHATTY_LOGGERS = ("aiokafka", "faust", "mode")
 
 
@@ -63,20 +61,20 @@ def run_worker(
     """Run a worker until it is told to stop or fails. Blocks.
 
     Returns:
-        0 after a clean stop (SIGTERM, SIGINT), 1 after a failure, whose reason was logged.
+        0 after a clean stop (SIGTERM, SIGINT), 1 after a failure, whose reason was logged, 2
+        for settings that cannot be used.
     """
     try:
         settings = _with_address(settings)
-        partitions = check_cluster(spec, settings.kafka)
-        worker = _new_worker(spec, settings, partitions, metrics)
+        cluster = check_cluster(spec, settings.kafka)
+        worker = _new_worker(spec, settings, cluster, metrics)
     except ClawstreamError as error:
-        print(f"{spec.processor}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        return report(error)
     logger.info(
         "%s consumes %s (%d partitions) as group %s at %s, state in %s",
         spec.processor,
         ", ".join(spec.inputs),
-        partitions,
+        cluster.partitions,
         spec.app_id,
         settings.kafka.bootstrap_servers,
         spec.changelog,
@@ -85,26 +83,25 @@ def run_worker(
 
 
 def main_of(
+    command: str,
     processor: str,
     build_spec: Callable[[Settings, ProcessorMetrics], WorkerSpec],
-    argv: list[str] | None,
+    argv: Sequence[str] | None,
 ) -> int:
     """The command line of a processor: read settings, run its worker.
 
+    Args:
+        command: Its subcommand of ``clawstream``.
+        processor: Its name in metrics.
+        build_spec: Builds what the runtime runs.
+        argv: The arguments; the process's own if None.
+
     Returns:
-        The exit code: 0 after a clean stop, 1 after a failure, 2 for wrong arguments or
-        settings.
+        The exit code: 0 after a clean stop, 1 after a failure, 2 for wrong settings.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m processors.{processor}",
-        description=f"Run a {processor} worker until SIGTERM or SIGINT.",
-    )
-    parser.add_argument("--config", type=Path, metavar="FILE", help="settings file (YAML)")
-    try:
-        arguments = parser.parse_args(argv)
-    except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 2
-    logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
+    parser = argument_parser(command, f"Run a {processor} worker until SIGTERM or SIGINT.")
+    arguments = parser.parse_args(command_line(argv))
+    configure_logging()
     for chatty in CHATTY_LOGGERS:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     metrics = ProcessorMetrics(processor)
@@ -112,8 +109,7 @@ def main_of(
         settings = load_settings(arguments.config)
         spec = build_spec(settings, metrics)
     except ClawstreamError as error:
-        print(f"{processor}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 2
+        return report(error)
     return run_worker(spec, settings, metrics)
 
 
@@ -123,10 +119,10 @@ def _with_address(settings: Settings) -> Settings:
 
 
 def _new_worker(
-    spec: WorkerSpec, settings: Settings, partitions: int, metrics: ProcessorMetrics | None
+    spec: WorkerSpec, settings: Settings, cluster: Cluster, metrics: ProcessorMetrics | None
 ) -> BatchWorker:
     asyncio.set_event_loop(asyncio.new_event_loop())
-    return BatchWorker(spec, settings, partitions, metrics or ProcessorMetrics(spec.processor))
+    return BatchWorker(spec, settings, cluster, metrics or ProcessorMetrics(spec.processor))
 
 
 def _execute(worker: BatchWorker) -> int:

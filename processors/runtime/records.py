@@ -10,6 +10,12 @@ from streams.contracts import TICK_HEADER
 
 Headers = Sequence[tuple[str, bytes | None]]
 
+_BATCH_BYTES = 128
+"""Kafka's own fields of a batch (61) and of the record in it (at most 46)."""
+
+_FRAMING_BYTES = 10
+"""Two lengths of at most 5 bytes in front of a header's key and value."""
+
 
 class RawRecord(Protocol):
     """One consumed record as the driver delivers it; nothing is decoded yet."""
@@ -63,6 +69,11 @@ class Output:
     value: bytes | None
     partition: int | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
+
+    def most_bytes(self) -> int:
+        """An upper bound of what a record batch that holds this record alone takes."""
+        headers = sum(len(k.encode()) + len(v or b"") + _FRAMING_BYTES for k, v in self.headers)
+        return _BATCH_BYTES + len(self.key or b"") + len(self.value or b"") + headers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,17 +8,19 @@ thing a new owner does, initialising its transactions, fences the old one off an
 it left open.
 
 Changelog records of input partition ``p`` are in changelog partition ``p``. Their key is one
-byte, ``0`` for the partition's own record and ``1`` for an entry, followed by the entry's key.
-A null value is an entry that was forgotten.
+byte followed by the entry's key: ``0`` for the partition's own record (whose entry key is
+empty), ``1`` for an entry, ``2`` and a 4-byte number for what of an entry did not fit the
+record before (``Parts``). A null value is an entry, or a part of one, that was forgotten.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,8 +38,13 @@ from streams.settings import KafkaSettings
 
 META_KEY = b"\x00"
 ENTRY_PREFIX = b"\x01"
+PART_PREFIX = b"\x02"
+PART_BYTES = 512 * 1024
+"""Most bytes of an entry in one record; with its key well below any topic's limit."""
+
 PRODUCER_BATCH_BYTES = 256 * 1024
 META_VERSION = 1
+_PART_NUMBER = struct.Struct(">I")
 _READ_RECORDS = 10_000
 _READ_TIMEOUT_S = 0.02
 _RESTORE_STALL_S = 60.0
@@ -57,11 +64,42 @@ class RestoredState:
         entries: The latest value of each entry that is not forgotten.
         applied: Last applied offset per input topic.
         meta: The processor's own part of the partition record, None if there never was one.
+        parts: How many records each entry takes that takes more than one.
     """
 
     entries: dict[bytes, bytes] = field(default_factory=dict)
     applied: dict[str, int] = field(default_factory=dict)
     meta: bytes | None = None
+    parts: dict[bytes, int] = field(default_factory=dict)
+
+
+class Parts:
+    """Cuts entries into changelog records that fit, and forgets the parts left over.
+
+    All records of an entry are written in one transaction, so a reader finds either all parts
+    of its old value or all of its new one.
+
+    Args:
+        counts: How many records each entry takes that takes more than one.
+    """
+
+    def __init__(self, counts: Mapping[bytes, int] | None = None) -> None:
+        self._counts = dict(counts or {})
+
+    def records(self, key: bytes, value: bytes | None) -> Iterator[tuple[bytes, bytes | None]]:
+        """The changelog records (key, value) that replace an entry."""
+        count = 0 if value is None else max(1, -(-len(value) // PART_BYTES))
+        for number in range(max(1, count, self._counts.pop(key, 1))):
+            start = number * PART_BYTES
+            part = None if value is None or number >= count else value[start : start + PART_BYTES]
+            yield part_key(key, number), part
+        if count > 1:
+            self._counts[key] = count
+
+
+def part_key(key: bytes, number: int) -> bytes:
+    """The changelog key of an entry's part; number 0 is its first."""
+    return ENTRY_PREFIX + key if number == 0 else PART_PREFIX + _PART_NUMBER.pack(number) + key
 
 
 class RestoreCancelledError(Exception):
@@ -103,10 +141,11 @@ def collect(records: Sequence[tuple[bytes | None, bytes | None]], into: dict[byt
 
 
 def as_state(raw: dict[bytes, bytes]) -> RestoredState:
-    """Split raw changelog entries into the partition's record and its state entries.
+    """Put raw changelog records together: the partition's record and its state entries.
 
     Raises:
-        StateError: There are entries but no partition record, or it cannot be read.
+        StateError: There are entries but no partition record, a part of an entry without the
+            part before it, or a record that this runtime did not write.
     """
     value = raw.pop(META_KEY, None)
     if value is None:
@@ -114,7 +153,27 @@ def as_state(raw: dict[bytes, bytes]) -> RestoredState:
             raise StateError("the changelog has entries but no partition record")
         return RestoredState()
     applied, meta = decode_meta(value)
-    return RestoredState({key[1:]: value for key, value in raw.items()}, applied, meta)
+    first = len(ENTRY_PREFIX)
+    entries = {key[first:]: part for key, part in raw.items() if key.startswith(ENTRY_PREFIX)}
+    parts: dict[bytes, int] = {}
+    # In the order of their keys all second parts come before all third ones.
+    for key in sorted(key for key in raw if not key.startswith(ENTRY_PREFIX)):
+        _add_part(key, raw[key], entries, parts)
+    return RestoredState(entries, applied, meta, parts)
+
+
+def _add_part(
+    key: bytes, value: bytes, entries: dict[bytes, bytes], parts: dict[bytes, int]
+) -> None:
+    start = len(PART_PREFIX) + _PART_NUMBER.size
+    if not key.startswith(PART_PREFIX) or len(key) < start:
+        raise StateError(f"record {key[:64]!r} is none of a changelog: who else writes to it?")
+    (number,) = _PART_NUMBER.unpack_from(key, len(PART_PREFIX))
+    entry = key[start:]
+    if entry not in entries or parts.get(entry, 1) != number:
+        raise StateError(f"part {number} of entry {entry[:64]!r} has none before it")
+    entries[entry] += value
+    parts[entry] = number + 1
 
 
 def read_changelog(
@@ -202,6 +261,7 @@ class TransactionalWriter:
         self._transactional_id = f"{app_id}-{partition}"
         self._partition = partition
         self._changelog = changelog
+        self._parts = Parts()
         self._producer: AIOKafkaProducer | None = None
 
     async def start(self) -> None:
@@ -224,6 +284,10 @@ class TransactionalWriter:
                 f"cannot begin to write as {self._transactional_id}: {error}"
             ) from error
 
+    def resume(self, state: RestoredState) -> None:
+        """Note what the changelog holds: what was written in parts is forgotten in parts."""
+        self._parts = Parts(state.parts)
+
     async def commit(
         self,
         outputs: Sequence[Output],
@@ -245,8 +309,9 @@ class TransactionalWriter:
             await producer.begin_transaction()
             for output in outputs:
                 futures.append(await self._send(producer, output))  # noqa: PERF401
-            for key, value in changes.items():
-                futures.append(await self._send_state(producer, ENTRY_PREFIX + key, value))
+            for entry, value in changes.items():
+                for key, part in self._parts.records(entry, value):
+                    futures.append(await self._send_state(producer, key, part))
             futures.append(await self._send_state(producer, META_KEY, meta))
             await producer.commit_transaction()
             for future in futures:
@@ -277,7 +342,10 @@ class TransactionalWriter:
 
     def _mapped(self, error: KafkaError) -> ClawstreamError:
         if isinstance(error, ProducerFenced | InvalidProducerEpoch):
-            return FencedError(f"another worker took over {self._transactional_id}; this one stops")
+            return FencedError(
+                f"another worker took over {self._transactional_id}, or Kafka gave up a "
+                "transaction that took too long; this worker stops"
+            )
         return StateError(f"cannot write as {self._transactional_id}: {error!r}")
 
 

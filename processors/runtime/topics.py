@@ -3,15 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from processors.runtime.connection import bootstrap_servers
+from processors.runtime.state import PART_BYTES
 from streams.errors import TopicError
 from streams.kafka.admin import Admin
 from streams.settings import KafkaSettings
 from streams.topics import TopicDescription
 
 TIMEOUT_S = 10.0
+
+CHANGELOG_BYTES = 2 * PART_BYTES
+"""What a changelog must take in one record: a part of an entry with its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """What a worker must know of its topics.
+
+    Attributes:
+        partitions: How many each input has.
+        max_bytes: The largest record batch each topic takes.
+    """
+
+    partitions: int
+    max_bytes: Mapping[str, int]
+
+    def room(self, most: int, *topics: str) -> int:
+        """The largest record batch that each of ``topics`` takes, ``most`` at the most."""
+        return min([most, *(self.max_bytes[name] for name in topics)])
 
 
 class Needs(Protocol):
@@ -30,11 +52,8 @@ class Needs(Protocol):
     def ticks(self) -> bool: ...
 
 
-def check_cluster(needs: Needs, kafka: KafkaSettings) -> int:
+def check_cluster(needs: Needs, kafka: KafkaSettings) -> Cluster:
     """Check the cluster's topics against what a worker relies on. Blocks.
-
-    Returns:
-        The number of partitions of the input topics.
 
     Raises:
         BrokerError: Kafka cannot be reached within 10 s.
@@ -44,25 +63,29 @@ def check_cluster(needs: Needs, kafka: KafkaSettings) -> int:
     return check(needs, admin.describe((*needs.inputs, *needs.outputs, needs.changelog)))
 
 
-def check(needs: Needs, found: Mapping[str, TopicDescription]) -> int:
+def check(needs: Needs, found: Mapping[str, TopicDescription]) -> Cluster:
     """Check described topics against what a worker relies on.
-
-    Returns:
-        The number of partitions of the input topics.
 
     Raises:
         TopicError: A topic is missing, inputs and changelog differ in partitions, the
-            changelog is not compacted, or an input that must carry arrivals does not.
+            changelog is not compacted or takes too small records only, or an input that must
+            carry arrivals does not.
     """
     _check_present(needs, found)
     partitions = _check_equal((*needs.inputs, needs.changelog), found)
+    max_bytes = {name: int(topic.config["max.message.bytes"]) for name, topic in found.items()}
+    if max_bytes[needs.changelog] < CHANGELOG_BYTES:
+        raise TopicError(
+            f"{needs.changelog} must have max.message.bytes of at least {CHANGELOG_BYTES}, "
+            f"not {max_bytes[needs.changelog]}"
+        )
     if "compact" not in found[needs.changelog].config.get("cleanup.policy", ""):
         raise TopicError(
             f"{needs.changelog} must have cleanup.policy=compact, or old state is deleted"
         )
     if needs.ticks:
         _check_arrivals(needs.inputs, found)
-    return partitions
+    return Cluster(partitions, max_bytes)
 
 
 def _check_present(needs: Needs, found: Mapping[str, TopicDescription]) -> None:

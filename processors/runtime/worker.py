@@ -32,11 +32,13 @@ from processors.runtime.state import (
     TransactionalWriter,
     read_changelog,
 )
+from processors.runtime.topics import Cluster
 from streams import metrics as names
 from streams.clock import Clock, SystemClock
 from streams.contracts import TICK_HEADER
 from streams.errors import ClawstreamError
 from streams.metrics import ProcessorMetrics
+from streams.process import announce_ready
 from streams.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -60,8 +62,8 @@ class WorkerSpec:
         ticks: Whether idle partitions are moved by ticks; the inputs must then be
             LogAppendTime.
         web_port: Port of the web views (``/metrics``), 0 for none.
-        make_processor: Builds the logic of a partition; is given the partition and the
-            number of partitions the inputs have.
+        make_processor: Builds the logic of a partition; is given the partition and what the
+            topics are like.
     """
 
     app_id: str
@@ -71,7 +73,7 @@ class WorkerSpec:
     changelog: str
     ticks: bool
     web_port: int
-    make_processor: Callable[[int, int], PartitionProcessor]
+    make_processor: Callable[[int, Cluster], PartitionProcessor]
 
 
 class BatchApp(faust.App):
@@ -97,7 +99,7 @@ class BatchWorker:
     Args:
         spec: The processor.
         settings: All settings.
-        partitions: How many partitions the inputs have.
+        cluster: What the topics are like.
         metrics: Counters.
         clock: Wall time, to tell when a tick is worth its cost.
     """
@@ -106,20 +108,21 @@ class BatchWorker:
         self,
         spec: WorkerSpec,
         settings: Settings,
-        partitions: int,
+        cluster: Cluster,
         metrics: ProcessorMetrics,
         clock: Clock | None = None,
     ) -> None:
         self.spec = spec
         self.settings = settings
         self.metrics = metrics
-        self._partitions = partitions
+        self._cluster = cluster
         self._clock = SystemClock() if clock is None else clock
         self._runners: dict[int, PartitionRunner] = {}
         self._cancel_restore = threading.Event()
         self._revocations = 0
         self._revocations_assigned = 0
         self._tick_producer: AIOKafkaProducer | None = None
+        self._announced = False
         self._limits = RunnerLimits(
             batch_records=settings.worker.max_batch_records,
             buffered_records=settings.worker.max_buffered_records,
@@ -173,8 +176,7 @@ class BatchWorker:
         self._cancel_restore.set()
         await self._hold_all(STOP_GRACE_S)
         await _within_grace(self.app.consumer.commit(), "the last commit of offsets")
-        if self._tick_producer is not None:
-            await _within_grace(self._tick_producer.stop(), "closing the tick producer")
+        await self._end_ticker()
         closing = asyncio.gather(*(runner.close() for runner in self._runners.values()))
         await _within_grace(closing, "closing the partitions")
 
@@ -218,9 +220,13 @@ class BatchWorker:
         for result in results:
             if isinstance(result, BaseException):
                 raise result
+        await cast(BatchConsumer, self.app.consumer).check_ends()
         self._check_in_force()
         for runner in self._runners.values():
             runner.release()
+        if not self._announced:
+            self._announced = True
+            announce_ready(processor=self.spec.processor, partitions=sorted(self._runners))
         if new or lost:
             logger.info(
                 "owns partitions %s of %s", sorted(self._runners), ", ".join(self.spec.inputs)
@@ -245,7 +251,7 @@ class BatchWorker:
         return PartitionRunner(
             partition,
             spec.inputs,
-            spec.make_processor(partition, self._partitions),
+            spec.make_processor(partition, self._cluster),
             TransactionalWriter(self.settings.kafka, spec.app_id, partition, spec.changelog),
             self._restorer(partition),
             self,
@@ -273,12 +279,13 @@ class BatchWorker:
             await asyncio.gather(*(self._send_tick(producer, runner) for runner in due))
         except KafkaError as error:
             logger.warning("no tick could be sent, trying again: %r", error)
+            await self._end_ticker()
 
     async def _ticker(self) -> AIOKafkaProducer:
         if self._tick_producer is None:
-            producer = AIOKafkaProducer(
-                **aiokafka_config(self.settings.kafka), acks="all", enable_idempotence=True
-            )
+            # A tick sent twice does no harm; an idempotent producer that failed once may fail
+            # for ever.
+            producer = AIOKafkaProducer(**aiokafka_config(self.settings.kafka), acks="all")
             try:
                 await producer.start()
             except KafkaError:
@@ -286,6 +293,11 @@ class BatchWorker:
                 raise
             self._tick_producer = producer
         return self._tick_producer
+
+    async def _end_ticker(self) -> None:
+        producer, self._tick_producer = self._tick_producer, None
+        if producer is not None:
+            await _within_grace(producer.stop(), "closing the tick producer")
 
     async def _send_tick(self, producer: AIOKafkaProducer, runner: PartitionRunner) -> None:
         offsets: dict[str, int] = {}

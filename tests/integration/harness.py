@@ -61,7 +61,7 @@ class WorkerProcess:
     def _is_ready(self) -> bool:
         if self.process.poll() is not None:
             raise AssertionError(f"the worker ended:\n{self.output()[-4000:]}")
-        return "Worker ready" in self.output()
+        return '{"event": "ready"' in self.output()
 
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""

@@ -70,9 +70,13 @@ class FakeWriter:
     gate: asyncio.Event | None = None
     started: bool = False
     closed: bool = False
+    resumed: RestoredState | None = None
 
     async def start(self) -> None:
         self.started = True
+
+    def resume(self, state: RestoredState) -> None:
+        self.resumed = state
 
     async def commit(
         self, outputs: Sequence[Output], changes: Mapping[bytes, bytes | None], meta: bytes

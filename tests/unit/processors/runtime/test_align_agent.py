@@ -1,9 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
 import pytest
 
-from processors.feedback_align.agent import ORIGIN_OFFSET, ORIGIN_TOPIC, AlignProcessor
+from processors.feedback_align.agent import (
+    ORIGIN_OFFSET,
+    ORIGIN_TOPIC,
+    AlignProcessor,
+    _check_numbers,
+)
 from processors.runtime import deadletters
+from processors.runtime.decoding import MAX_KEY_BYTES
 from processors.runtime.records import Headers, Outcome, Output, Record
 from streams import metrics as names
 from streams.contracts import (
@@ -15,8 +24,10 @@ from streams.contracts import (
     FeedbackEvent,
     FeedbackKind,
     Role,
+    Sampling,
     TrajectorySegment,
 )
+from streams.errors import InvalidRecordError
 from streams.kafka.clients import partition_for
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
@@ -192,6 +203,79 @@ def test_a_misplaced_record_is_published_again_once(log: Log, metrics: Processor
     (letter,) = dead(list(log.tick(1_400).outputs))
     assert letter.reason is DeadLetterReason.INVALID
     assert "belongs to partition 3" in letter.message
+
+
+def test_a_misplaced_record_that_no_room_is_left_for_becomes_a_dead_letter(
+    metrics: ProcessorMetrics,
+) -> None:
+    value = turn(1_000, Role.USER, STRANGER)
+    for room, topic in ((len(value) + 400, TURNS), (len(value) + 20, DEAD_LETTERS)):
+        processor = AlignProcessor(
+            0, PARTITIONS, AlignSettings(), CODEC, metrics, MAX_BYTES, input_max_bytes=room
+        )
+        log = Log(processor)
+        log.put(TURNS, 1_000, value)
+        (output,) = log.tick(1_200).outputs
+        assert output.topic == topic
+    (letter,) = dead([output])
+    assert (letter.reason, letter.value) == (DeadLetterReason.OVERSIZED, value)
+    assert metrics.value(names.MISPLACED, topic=TURNS) == 1
+
+
+def json_turn(**fields: object) -> bytes:
+    known = {
+        "event_id": "e",
+        "session_id": SESSION,
+        "turn_id": "t",
+        "role": "assistant",
+        "content": "text",
+        "event_time": 1_000,
+        "source": "test",
+    }
+    return msgspec.json.encode(known | fields)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        json_turn(token_ids=[1 << 31]),
+        json_turn(prompt_token_ids=[-1 << 63]),
+        json_turn(sampling={"top_k": 1 << 31}),
+        json_turn(event_time=0).replace(b'"event_time":0', b'"event_time":' + b"9" * 30),
+        json_turn(token_ids=[0]).replace(b"[0]", b"[" + b"9" * 30 + b"]"),
+        json_turn(sampling={"seed": 0}).replace(b":0}", b":" + b"9" * 30 + b"}"),
+        json_turn(session_id=SESSION + "x" * MAX_KEY_BYTES),
+        json_turn(user_id="x" * MAX_KEY_BYTES),
+        json_turn(policy="ü" * (MAX_KEY_BYTES // 2)),
+    ],
+)
+def test_what_could_never_be_written_again_is_a_dead_letter_at_once(log: Log, value: bytes) -> None:
+    log.put(TURNS, 1_000, value)
+    (letter,) = dead(list(log.tick(1_200).outputs))
+    assert (letter.reason, letter.value) == (DeadLetterReason.INVALID, value)
+
+
+def test_so_is_an_avro_record_with_numbers_of_more_than_32_bits(log: Log) -> None:
+    fits = [
+        {"token_ids": (-(1 << 31), (1 << 31) - 1)},
+        {"sampling": Sampling(top_k=(1 << 31) - 1)},
+    ]
+    breaks = [{"token_ids": (1 << 31,)}, {"prompt_token_ids": (0, -(1 << 31) - 1)}]
+    breaks += [{"sampling": Sampling(top_k=1 << 31)}, {"sampling": Sampling(max_tokens=1 << 40)}]
+    plain = CODEC.decode(turn(1_000, Role.ASSISTANT), DialogueTurn)
+    for fields in fits:
+        _check_numbers(replace(plain, **fields))
+    for fields in breaks:
+        with pytest.raises(InvalidRecordError, match="32 bits"):
+            _check_numbers(replace(plain, **fields))
+
+
+def test_ids_as_long_as_they_may_be_pass_through(log: Log) -> None:
+    known = len(SESSION) + len("default")
+    user = "ü" * ((MAX_KEY_BYTES - known) // 2)
+    log.put(TURNS, 1_000, json_turn(user_id=user, session_done=True))
+    (output,) = log.tick(40_000).outputs
+    assert (output.topic, output.key) == (SEGMENTS, user.encode())
 
 
 def test_a_rejected_record_keeps_its_bytes_and_a_duplicate_is_counted(

@@ -46,6 +46,16 @@ def test_keys_and_headers_that_do_not_fit_are_cut_too() -> None:
     assert read.attributes["key_bytes"] == "500000"
 
 
+def test_a_message_that_quotes_too_much_is_cut() -> None:
+    dead = deadletters.of_record(RECORD, UndecodableError("x" * 900_000), "stage")
+    read = build_codec().decode(
+        deadletters.to_output(dead, build_codec(), 100_000).value, DeadLetter
+    )
+    assert read.message == "x" * deadletters.MESSAGE_CHARACTERS
+    assert read.attributes == {"message_characters": "900000", "truncated": "true"}
+    assert (read.value, read.key, len(read.headers)) == (b"v", b"k", 1)
+
+
 def test_a_tick_has_no_value_and_its_header() -> None:
     tick = replace(RECORD, value=None, headers=((TICK_HEADER, b""),))
     assert is_tick(tick)

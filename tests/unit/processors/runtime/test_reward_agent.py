@@ -1,6 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from processors.reward.agent import RewardProcessor
+from processors.reward.formulas import score_segment
+from processors.runtime.decoding import MAX_KEY_BYTES
 from processors.runtime.records import Outcome, Record
 from streams import metrics as names
 from streams.contracts import (
@@ -121,6 +127,38 @@ def test_broken_segments_become_dead_letters_and_the_rest_is_scored() -> None:
         DeadLetterReason.UNDECODABLE,
         DeadLetterReason.NULL_VALUE,
     ]
+
+
+def test_segments_that_no_scored_segment_can_hold_become_dead_letters() -> None:
+    def changed(**fields: object) -> bytes:
+        return msgspec.json.encode(
+            msgspec.to_builtins(CODEC.decode(segment(1), TrajectorySegment)) | fields
+        )
+
+    broken = [
+        changed(closed_at=0).replace(b'"closed_at":0', b'"closed_at":' + b"9" * 30),
+        changed(settle_ms=1 << 63),
+        changed(user_id="u" * (MAX_KEY_BYTES + 1)),
+    ]
+    processor = new_processor(ProcessorMetrics("reward"))
+    feed(processor, *broken, segment(1))
+    outputs = processor.drain(10).outputs
+    assert [output.topic for output in outputs] == [*[DEAD_LETTERS] * len(broken), SCORED]
+    letters = [CODEC.decode(output.value, DeadLetter) for output in outputs[:-1]]
+    assert {letter.reason for letter in letters} == {DeadLetterReason.INVALID}
+    assert [letter.value for letter in letters] == broken
+
+
+def test_a_scored_segment_that_cannot_be_written_is_a_dead_letter_and_not_counted() -> None:
+    metrics = ProcessorMetrics("reward")
+    tokens = Step(turn_id="a", reply="x", event_time=1, token_ids=(1 << 40,))
+    made = replace(CODEC.decode(segment(1), TrajectorySegment), steps=(tokens,))
+    processor = new_processor(metrics)
+    record = Record(topic=SEGMENTS, partition=0, offset=0, timestamp=9, key=b"u", value=b"raw")
+    output = processor._scored(score_segment(made, RewardSettings(), {}), b"u", record)
+    letter = CODEC.decode(output.value, DeadLetter)
+    assert (letter.reason, letter.value) == (DeadLetterReason.INVALID, b"raw")
+    assert metrics.value(names.SCORED, trainable="false") == 0
 
 
 def test_a_drain_applies_no_more_than_it_may() -> None:

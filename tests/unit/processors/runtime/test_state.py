@@ -7,11 +7,15 @@ from aiokafka.errors import KafkaTimeoutError, ProducerFenced
 from processors.runtime.state import (
     ENTRY_PREFIX,
     META_KEY,
+    PART_BYTES,
+    PART_PREFIX,
+    Parts,
     TransactionalWriter,
     as_state,
     collect,
     decode_meta,
     encode_meta,
+    part_key,
 )
 from streams.errors import FencedError, StateError
 from streams.settings import KafkaSettings
@@ -53,6 +57,62 @@ def test_an_entry_never_collides_with_the_partition_record() -> None:
     raw: dict[bytes, bytes] = {}
     collect([(ENTRY_PREFIX + META_KEY, b"1"), (META_KEY, encode_meta({}, b""))], raw)
     assert as_state(raw).entries == {META_KEY: b"1"}
+
+
+LARGE = bytes(range(256)) * (3 * PART_BYTES // 256) + b"end"
+
+
+def written(parts: Parts, into: dict[bytes, bytes], **entries: bytes | None) -> int:
+    """Write entries as the changelog would hold them; returns the number of records."""
+    records = [r for k, v in entries.items() for r in parts.records(k.encode(), v)]
+    collect([*records, (META_KEY, encode_meta({"t": 1}, b"m"))], into)
+    assert all(len(value or b"") <= PART_BYTES for _, value in records)
+    return len(records)
+
+
+@pytest.mark.parametrize("size", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, len(LARGE)])
+def test_an_entry_of_any_size_is_cut_and_put_together_again(size: int) -> None:
+    raw: dict[bytes, bytes] = {}
+    count = written(Parts(), raw, a=LARGE[:size], b=b"other")
+    assert count == max(1, -(-size // PART_BYTES)) + 1
+    state = as_state(raw)
+    assert state.entries == {b"a": LARGE[:size], b"b": b"other"}
+    assert state.parts == ({b"a": count - 1} if size > PART_BYTES else {})
+
+
+@pytest.mark.parametrize("restart", [False, True])
+@pytest.mark.parametrize("then", [None, b"", b"small", LARGE[: PART_BYTES + 9], LARGE + LARGE])
+def test_no_part_of_an_old_value_is_left(then: bytes | None, restart: bool) -> None:
+    raw: dict[bytes, bytes] = {}
+    parts = Parts()
+    written(parts, raw, a=LARGE, ab=LARGE[:-1], b=b"x")
+    if restart:
+        parts = Parts(as_state(dict(raw)).parts)
+    written(parts, raw, a=then)
+    needed = 0 if then is None else max(1, -(-len(then) // PART_BYTES))
+    assert [key for key in raw if key in {part_key(b"a", n) for n in range(9)}] == [
+        part_key(b"a", n) for n in range(needed)
+    ]
+    kept = {} if then is None else {b"a": then}
+    assert as_state(raw).entries == kept | {b"ab": LARGE[:-1], b"b": b"x"}
+    assert written(parts, raw, a=b"once more") == max(1, needed)
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (part_key(b"a", 1), "part 1 of entry b'a' has none before it"),
+        (part_key(b"b", 2), "part 2 of entry b'b' has none before it"),
+        (PART_PREFIX + b"\x00", "who else writes to it"),
+        (b"", "who else writes to it"),
+        (b"some key", "who else writes to it"),
+    ],
+)
+def test_what_no_worker_wrote_is_refused(key: bytes, said: str) -> None:
+    raw: dict[bytes, bytes] = {key: b"garbage"}
+    written(Parts(), raw, b=b"x")
+    with pytest.raises(StateError, match=said):
+        as_state(raw)
 
 
 def test_errors_of_the_client_are_mapped() -> None:

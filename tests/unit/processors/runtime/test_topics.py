@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from processors.runtime.topics import check
+from processors.runtime.topics import CHANGELOG_BYTES, check
 from streams.errors import TopicError
 from streams.topics import TopicDescription
 
@@ -32,11 +32,23 @@ def described(**changes: TopicDescription | None) -> dict[str, TopicDescription]
 
 
 def topic(partitions: int, config: dict[str, str]) -> TopicDescription:
-    return TopicDescription(partitions=partitions, replication=1, config=config)
+    room = {"max.message.bytes": "2000000"}
+    return TopicDescription(partitions=partitions, replication=1, config=room | config)
 
 
-def test_good_topics_pass_and_tell_the_partitions() -> None:
-    assert check(Needs(), described()) == 4
+def test_good_topics_pass_and_tell_what_they_are_like() -> None:
+    out = topic(7, {"max.message.bytes": "5000"})
+    cluster = check(Needs(), described(out=out))
+    assert cluster.partitions == 4
+    assert cluster.room(1_000_000, "a", "b") == 1_000_000
+    assert cluster.room(8_000_000, "a", "b") == 2_000_000
+    assert cluster.room(8_000_000, "a", "out") == 5_000
+
+
+def test_a_changelog_that_cannot_take_a_part_of_an_entry_is_refused() -> None:
+    small = topic(4, COMPACT | {"max.message.bytes": str(CHANGELOG_BYTES - 1)})
+    with pytest.raises(TopicError, match=r"state must have max\.message\.bytes of at least"):
+        check(Needs(), described(state=small))
 
 
 def test_a_missing_topic_is_named() -> None:
@@ -60,4 +72,4 @@ def test_inputs_without_arrivals_are_refused_where_the_clock_matters() -> None:
     found = described(b=topic(4, {"message.timestamp.type": "CreateTime"}))
     with pytest.raises(TopicError, match=r"^b must have message\.timestamp\.type"):
         check(Needs(), found)
-    assert check(Needs(ticks=False), found) == 4
+    assert check(Needs(ticks=False), found).partitions == 4
