@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -187,6 +187,7 @@ class GatewayProcess:
         file_bytes: int | None = None,
         **gateway: Any,
     ) -> None:
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "gateway.yaml"
         values = {
@@ -262,6 +263,7 @@ class Log:
                 "fetch.wait.max.ms": 10,
             }
         )
+        self._values: list[tuple[bytes, bytes]] = []
         self._turns: list[DialogueTurn] = []
         self._feedback: list[FeedbackEvent] = []
         metadata = self._consumer.list_topics(timeout=DEADLINE_S)
@@ -281,6 +283,20 @@ class Log:
         """Like ``turns``."""
         self._read()
         return [event for event in self._feedback if event.session_id == session_id]
+
+    def turns_of(self, session_ids: Iterable[str]) -> list[list[DialogueTurn]]:
+        """Like ``turns``, for many at once."""
+        self._read()
+        found: dict[str, list[DialogueTurn]] = {session_id: [] for session_id in session_ids}
+        for turn in self._turns:
+            if turn.session_id in found:
+                found[turn.session_id].append(turn)
+        return list(found.values())
+
+    def values(self, session_id: str) -> list[bytes]:
+        """What the session's records are, byte for byte."""
+        self._read()
+        return [value for key, value in self._values if key == session_id.encode()]
 
     def sessions_with(self, content: str) -> set[str]:
         """Sessions in which somebody said ``content``."""
@@ -306,9 +322,11 @@ class Log:
                 assert partition is not None
                 assert offset is not None
                 self._next[topic, partition] = offset + 1
-                if message.value() is None:
+                key, value = message.key(), message.value()
+                if not isinstance(value, bytes) or not isinstance(key, bytes):
                     continue
+                self._values.append((key, value))
                 if topic == TURNS:
-                    self._turns.append(self._codec.decode(message.value(), DialogueTurn))
+                    self._turns.append(self._codec.decode(value, DialogueTurn))
                 else:
-                    self._feedback.append(self._codec.decode(message.value(), FeedbackEvent))
+                    self._feedback.append(self._codec.decode(value, FeedbackEvent))
