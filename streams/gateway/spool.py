@@ -11,6 +11,7 @@ from threading import Lock
 
 from streams.errors import SpoolError
 
+_BATCH_BYTES = 16 * 1024 * 1024
 _SCHEMA = (
     "CREATE TABLE IF NOT EXISTS spool ("
     "id INTEGER PRIMARY KEY AUTOINCREMENT, topic TEXT, key BLOB, value BLOB)",
@@ -67,12 +68,23 @@ class Spool:
             self._waiting += len(envelopes)
 
     def first(self, limit: int) -> tuple[int, list[Envelope]]:
-        """The oldest ``limit`` envelopes and the id of the last of them (0 if empty)."""
+        """The oldest envelopes and the id of the last of them (0 if empty).
+
+        At most ``limit``, and fewer if they are large: what is read must fit in memory.
+        """
+        size = 0
+        found: list[tuple[int, Envelope]] = []
         with self._readable(), self._lock:
             rows = self._db.execute(
                 "SELECT id, topic, key, value FROM spool ORDER BY id LIMIT ?", (limit,)
-            ).fetchall()
-        return (rows[-1][0] if rows else 0), [Envelope(*row[1:]) for row in rows]
+            )
+            for row_id, topic, key, value in rows:
+                found.append((row_id, Envelope(topic, key, value)))
+                size += len(value)
+                if size >= _BATCH_BYTES:
+                    break
+            rows.close()
+        return (found[-1][0] if found else 0), [envelope for _, envelope in found]
 
     def drop_through(self, last_id: int, refused: Sequence[tuple[Envelope, str]] = ()) -> None:
         """Forget everything up to ``last_id``: Kafka has it.

@@ -136,6 +136,7 @@ def test_memory_is_bounded() -> None:
         ([{"role": "user", "content": "x"}, {"role": "alien"}], r"messages\[1\]\.role"),
         ([{"role": "user", "content": 5}], r"messages\[0\]\.content"),
         ([{"role": "assistant", "tool_calls": [{"id": 1}]}], r"messages\[0\]\.tool_calls"),
+        ([{"role": "tool", "tool_call_id": 5}], r"messages\[0\]\.tool_call_id"),
     ],
     ids=str,
 )
@@ -158,3 +159,27 @@ def test_parts_and_tool_calls_are_read() -> None:
     assert messages[1].tool_calls[0].name == "add"
     assert messages[2].role is Role.TOOL
     assert messages[2].tool_call_id == "c1"
+
+
+def test_parts_without_text_and_arguments_as_objects_are_read() -> None:
+    call = {"id": "c", "function": {"name": "f", "arguments": {"a": [1, None]}}}
+    user, reply = parse_messages(
+        [
+            {"role": "user", "content": [{"type": "text"}, {"type": "text", "text": "a"}, 5]},
+            {"role": "assistant", "tool_calls": [call]},
+        ]
+    )
+    assert user.content == "a"
+    assert reply.tool_calls is not None
+    assert reply.tool_calls[0].arguments == '{"a":[1,null]}'
+
+
+def test_claimed_reply_ids_are_bounded() -> None:
+    seen = Conversations(capacity=2)
+    assert [seen.claim_reply_id("s", name) for name in ("a", "a", "b", "c", "a")] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+    ]

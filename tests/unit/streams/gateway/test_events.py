@@ -57,3 +57,19 @@ def test_turns_are_checked_too() -> None:
         parse_events(
             body_with_ids, DialogueTurn, source="w", policy="p", now_ms=NOW_MS, max_skew_ms=60
         )
+
+
+def test_a_proven_source_can_not_be_exchanged() -> None:
+    body = {"session_id": "s", "kind": "copy", "source": "app"}
+    with pytest.raises(InvalidRecordError, match=r"\[0\]: source 'app'"):
+        parse_events(
+            body, FeedbackEvent, source="web", policy="p", now_ms=5, max_skew_ms=0,
+            own_source_only=True,
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("field", ["event_id", "session_id", "turn_id", "supersedes", "user_id"])
+@pytest.mark.parametrize("value", ["a\nb", " a", "x" * 513])
+def test_an_odd_id_is_named(field: str, value: str) -> None:
+    with pytest.raises(InvalidRecordError, match=field):
+        feedback({"session_id": "s", "kind": "copy", field: value})

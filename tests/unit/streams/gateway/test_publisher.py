@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import KafkaError, Producer
 
 import streams.gateway.publisher as publisher_module
+import streams.gateway.spool as spool_module
 from streams.errors import OversizedError, SpoolError
 from streams.gateway.publisher import DeliveryError, KafkaSender, Refused, SpoolingPublisher
 from streams.gateway.spool import Envelope, Spool
@@ -277,3 +278,15 @@ def test_acknowledgements_after_the_loop_ended_hurt_nothing() -> None:
     asyncio.run(leave())
     held[0](None, None)
     sender.close()
+
+
+def test_large_events_are_read_a_few_at_a_time(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "_BATCH_BYTES", 10)
+    large = Envelope("t", b"k", b"x" * 6)
+    spool.append([large] * 3)
+    last_id, some = spool.first(99)
+    assert some == [large] * 2
+    spool.drop_through(last_id)
+    assert spool.first(99)[1] == [large]

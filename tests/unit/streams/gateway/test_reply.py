@@ -2,6 +2,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from streams.contracts import Sampling
 from streams.gateway.reply import ReplyBuilder, sampling_of, without_extensions
 
@@ -74,3 +76,45 @@ def test_sampling_is_what_the_client_asked_for() -> None:
     request = {"temperature": 1, "top_p": 0.9, "max_tokens": 5, "seed": 3}
     assert sampling_of(request) == Sampling(temperature=1.0, top_p=0.9, max_tokens=5, seed=3)
     assert sampling_of({}) == Sampling()
+
+
+def test_odd_shapes_count_as_not_sent() -> None:
+    reply = ReplyBuilder()
+    shapes: list[Any] = [None, 5, [None, 5, []], [{"delta": 5, "message": 5, "logprobs": 5}]]
+    for choices in shapes:
+        reply.feed({"choices": choices, "model": 5, "policy_version": True})
+    odd: dict[str, Any] = {"content": 5, "tool_calls": [5, {"index": "x", "function": 5}]}
+    reply.feed(chunk(odd, token_ids=[1, "x"], token_logprobs=["x"], finish_reason=5))
+    assert (reply.content, reply.finish_reason, reply.token_ids) == ("", None, None)
+    assert (reply.policy_version, reply.behaviour_logprobs) == (3, None)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("-inf"), None, True, 10**400])
+def test_a_log_probability_that_is_no_number_spoils_them_all(bad: Any) -> None:
+    reply = ReplyBuilder()
+    reply.feed(chunk({"content": "a"}, token_ids=[1, 2], token_logprobs=[-1.0, bad]))
+    assert reply.token_ids == (1, 2)
+    assert reply.behaviour_logprobs is None
+
+
+def test_halves_of_a_character_are_joined_and_lone_ones_replaced() -> None:
+    reply = ReplyBuilder()
+    for part in ("\ud83d", "\ude00", "\ud83d"):
+        reply.feed(chunk({"content": part}))
+    assert reply.content == "😀\ufffd"
+
+
+def test_tool_calls_without_an_index_are_whole_or_go_on() -> None:
+    reply = ReplyBuilder()
+    for call_id, more in (("a", "1"), (None, "2"), ("b", "3")):
+        call = {"id": call_id, "function": {"name": "f", "arguments": more}}
+        reply.feed(chunk({"tool_calls": [call]}))
+    assert [(c.id, c.arguments) for c in reply.tool_calls or ()] == [("a", "12"), ("b", "3")]
+
+
+@pytest.mark.parametrize("bad", ["x", True, 2**70, float("inf"), []])
+def test_odd_sampling_is_unknown(bad: Any) -> None:
+    keys = ("temperature", "top_p", "top_k", "max_tokens", "seed")
+    sampling = sampling_of(dict.fromkeys(keys, bad))
+    assert sampling.top_k is sampling.max_tokens is sampling.seed is None
+    assert sampling.temperature in (None, float(2**70))
