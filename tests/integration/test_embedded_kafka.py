@@ -154,9 +154,13 @@ def test_an_interrupted_up_leaves_nothing_running(
     folder: Path, number: signal.Signals, phase: str
 ) -> None:
     command = clawstream("kafka", "up", "--data-dir", str(folder))
-    # A session of its own, as a terminal gives it: background jobs may ignore SIGINT.
+    # As a terminal starts it: a suite that runs in the background hands an ignored SIGINT down.
     up = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     wait_for(lambda: phase in {word for words in java_of(folder) for word in words}, phase)
     up.send_signal(number)
