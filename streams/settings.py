@@ -9,13 +9,16 @@ refused, so that a misspelt setting never passes for a default.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import (
+    AfterValidator,
     AliasChoices,
     BaseModel,
     ConfigDict,
@@ -29,6 +32,7 @@ from pydantic_settings import (
     PydanticBaseSettingsSource,
     SettingsConfigDict,
 )
+from pydantic_settings import SettingsError as SourceError
 
 from streams.errors import SettingsError
 
@@ -37,6 +41,19 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Points = Annotated[float, Field(ge=-10, le=10)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+
+
+def _http_url(value: str) -> str:
+    for url in value.split(","):
+        parts = urlsplit(url.strip())
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must look like http://host:port")
+    return value
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+"""An address, or several with commas between them, as text."""
 
 ENV_PREFIX = "CLAWSTREAM_"
 CONFIG_ENV = "CLAWSTREAM_CONFIG"
@@ -95,8 +112,8 @@ class WorkerSettings(Section):
     max_buffered_records: PositiveInt = 20_000
     group_instance_id: str | None = None
     web_host: str = "127.0.0.1"
-    align_web_port: NonNegativeInt = 0
-    reward_web_port: NonNegativeInt = 0
+    align_web_port: Port = 0
+    reward_web_port: Port = 0
 
 
 class RewardSettings(Section):
@@ -129,7 +146,7 @@ class RewardSettings(Section):
     history_segments: PositiveInt = 128
     history_ms: PositiveInt = 30 * 86_400_000
     nonzero_share_alarm: Share = 0.05
-    judge_url: str | None = None
+    judge_url: HttpUrl | None = None
     judge_api_key: SecretStr | None = None
 
     @model_validator(mode="after")
@@ -226,7 +243,7 @@ class ServeSettings(Section):
     """
 
     host: str = "127.0.0.1"
-    port: NonNegativeInt = 8001
+    port: Port = 8001
     policy: str = "default"
     max_batch: PositiveInt = 8
     max_prefill_tokens: PositiveInt = 4_096
@@ -246,8 +263,8 @@ class GatewaySettings(Section):
     """
 
     host: str = "127.0.0.1"
-    port: NonNegativeInt = 8000
-    upstream_url: str = "http://127.0.0.1:8001/v1"
+    port: Port = 8000
+    upstream_url: HttpUrl = "http://127.0.0.1:8001/v1"
     upstream_api_key: SecretStr | None = None
     policy: str = "default"
     source: str = "gateway"
@@ -282,7 +299,7 @@ class Settings(BaseSettings):
     )
 
     data_dir: Path = Path(".clawstream")
-    schema_registry_url: str | None = Field(
+    schema_registry_url: HttpUrl | None = Field(
         default=None,
         validation_alias=AliasChoices("SCHEMA_REGISTRY_URL", "schema_registry_url"),
     )
@@ -349,6 +366,12 @@ def load_settings(
         settings = Settings(**values)
     except ValidationError as error:
         raise SettingsError(_explain(error, path)) from None
+    except SourceError as error:
+        # What it could not read may be a secret: the library names the section only, so do we.
+        raise SettingsError(
+            f"environment: {error}: a section or a mapping must be JSON, for example "
+            'CLAWSTREAM_GATEWAY__API_KEYS=\'{"web": "KEY"}\''
+        ) from None
     if settings.kafka.bootstrap_servers is None and env.get("KAFKA_BOOTSTRAP_SERVERS"):
         kafka = settings.kafka.model_copy(
             update={"bootstrap_servers": env["KAFKA_BOOTSTRAP_SERVERS"]}
@@ -362,7 +385,7 @@ def _read_file(path: Path) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path} is not valid YAML: {error}") from error
     if loaded is None:
         return {}
@@ -389,19 +412,41 @@ def _refuse_unknown_names(env: Mapping[str, str]) -> None:
     known = _known_names()
     unknown = sorted(n for n in env if n.startswith(ENV_PREFIX) and n.upper() not in known)
     if unknown:
+        hints = "".join(_nearest(name, known) for name in unknown)
         raise SettingsError(
-            f"unknown environment name {', '.join(unknown)}: settings are named "
+            f"unknown environment name {', '.join(unknown)}{hints}: settings are named "
             f"{ENV_PREFIX}<SECTION>__<KEY>, for example CLAWSTREAM_ALIGN__SETTLE_MS"
         )
 
 
 def _explain(error: ValidationError, path: Path | None) -> str:
     where = str(path) if path is not None else "settings"
-    lines = [
-        f"{where}: {'.'.join(str(part) for part in item['loc']) or '(top level)'}: {item['msg']}"
+    return "\n".join(
+        f"{where}: {'.'.join(map(str, item['loc'])) or '(top level)'}: {_problem(item)}"
         for item in error.errors(include_input=False, include_url=False)
-    ]
-    return "\n".join(lines)
+    )
+
+
+def _problem(item: Mapping[str, Any]) -> str:
+    if item["type"] == "extra_forbidden":
+        *sections, key = item["loc"]
+        return f"unknown key{_nearest(str(key), _keys_of(sections))}"
+    if item["type"] == "model_type":
+        return "must be a mapping of its keys"
+    return str(item["msg"])
+
+
+def _keys_of(sections: list[Any]) -> set[str]:
+    model: Any = Settings
+    for name in sections:
+        model = model.model_fields[name].annotation
+    return set(model.model_fields)
+
+
+def _nearest(name: str, known: set[str]) -> str:
+    """The known name that was probably meant, in words; nothing if none is near."""
+    found = difflib.get_close_matches(name, sorted(known), n=1)
+    return f" (did you mean {found[0]}?)" if found else ""
 
 
 __all__ = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import signal
@@ -27,10 +28,30 @@ stopping in reverse lets what was written still be read."""
 _POLL_S = 0.1
 _STOP_S = 20.0
 _TAIL_LINES = 15
+_FORGIVEN_AFTER_S = 600.0
 
 
 class ProcessError(ClawstreamError):
     """One of our processes did not start, or stopped by itself too often."""
+
+
+@contextlib.contextmanager
+def sole_user(run_dir: Path) -> Iterator[None]:
+    """Hold a folder for one supervisor: it ends what it finds there, and would end another's.
+
+    Raises:
+        ProcessError: Another process holds the folder.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    with (run_dir / "supervisor.lock").open("w") as handle:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ProcessError(
+                f"another clawstream runs in {run_dir.absolute()}: stop it first, or give this "
+                "one a folder of its own (CLAWSTREAM_DATA_DIR)"
+            ) from None
+        yield
 
 
 @dataclass(slots=True)
@@ -43,7 +64,8 @@ class Child:
         process: The process.
         log_file: Where both of its outputs go.
         log_start: Size of that file when it was started, in bytes.
-        restarts: How often it was started again after stopping by itself.
+        restarts: How often it was started again after stopping by itself soon.
+        started_s: When it was started, on the monotonic clock.
     """
 
     name: str
@@ -52,6 +74,7 @@ class Child:
     log_file: Path
     log_start: int = 0
     restarts: int = 0
+    started_s: float = 0.0
 
     @property
     def alive(self) -> bool:
@@ -64,7 +87,7 @@ class Supervisor:
 
     Each is a session of its own, so that a Ctrl-C in the terminal reaches only the supervisor,
     which stops them in order. Their ids are kept in a file: what a killed supervisor left behind
-    is ended by the next one in the same folder.
+    is ended by the next one in the same folder; :func:`sole_user` keeps that from a live one.
 
     Args:
         run_dir: Holds the logs and the file of process ids.
@@ -98,8 +121,10 @@ class Supervisor:
             log_start = log.tell()
             process = self._spawn(command, log)
         before = self._children.get(name)
-        restarts = before.restarts + 1 if before else 0
-        child = Child(name, arguments, process, log_file, log_start, restarts)
+        now_s = time.monotonic()
+        recent = before is not None and now_s - before.started_s < _FORGIVEN_AFTER_S
+        restarts = before.restarts + 1 if before is not None and recent else 0
+        child = Child(name, arguments, process, log_file, log_start, restarts, now_s)
         self._children[name] = child
         self._remember()
         return child
@@ -130,7 +155,7 @@ class Supervisor:
         """Start again what stopped by itself.
 
         Args:
-            limit: Most restarts of one process.
+            limit: Most restarts of one process, not counting those after it ran for long.
 
         Returns:
             The names of what was started again.

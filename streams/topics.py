@@ -159,7 +159,7 @@ def load_inventory(path: Path | None = None) -> Inventory:
         loaded = yaml.safe_load(source.read_text(encoding="utf-8"))
     except OSError as error:
         raise TopicError(f"cannot read {source}: {error.strerror or error}") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise TopicError(f"{source} is not valid YAML: {error}") from error
     try:
         return parse_inventory(loaded)
@@ -387,8 +387,9 @@ class TopicPlan:
                 for item in refused
             ]
             raise TopicError(
-                "nothing was changed, for the cluster differs from topics.yaml in what cannot "
-                "be changed without loss:\n" + "\n".join(lines)
+                "nothing was changed, for the cluster differs from the inventory in what cannot "
+                "be changed without loss:\n" + "\n".join(lines) + "\nGive the inventory the "
+                "cluster's values, or move to new topics"
             )
 
 

@@ -6,11 +6,16 @@ loads torch.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 
 from streams.errors import ClawstreamError
 from streams.process import report
+
+# A command's one message is its error. Processes configure logging themselves; without that
+# Python would print warnings, such as each broken connection, in between.
+logging.getLogger("streams").addHandler(logging.NullHandler())
 
 
 def main(argv: Sequence[str] | None = None) -> int:

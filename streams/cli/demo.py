@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from streams.cli.common import settings_of, terminable
+from streams.errors import SettingsError
 from streams.settings import CONFIG_ENV, Settings, load_settings
 
 if TYPE_CHECKING:
@@ -39,18 +40,36 @@ def demo(
 
     from rich.console import Console
 
-    from streams.demo.run import Demo, demo_folder, taste_of
+    from streams.demo.run import Demo, demo_config, demo_folder, taste_of
     from streams.demo.screen import conclusion, introduction
 
     settings = _settings(ctx)
+    if json_file is not None:
+        _write(json_file, "")
     console = Console()
     console.print(introduction(settings, taste_of(settings)))
     with terminable(), _display(console, settings) as display:
         summary = Demo(settings, display).run()
     console.print(conclusion(summary, taste_of(settings)))
-    console.print(f"Data and logs: {demo_folder(settings)} (make clean removes them)")
+    console.print(
+        f"Data and logs: {demo_folder(settings)} (make clean removes them)\n"
+        f"What a version learned from: clawstream -c {demo_config(settings)} versions show 1",
+        soft_wrap=True,
+        highlight=False,
+        markup=False,
+    )
     if json_file is not None:
-        json_file.write_text(json.dumps(asdict(summary), indent=2) + "\n", encoding="utf-8")
+        _write(json_file, json.dumps(asdict(summary), indent=2) + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write the summary; tried with nothing first, for minutes go by until there is one."""
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"cannot write {path}: {error.strerror}; name another --json"
+        ) from error
 
 
 def _settings(ctx: typer.Context) -> Settings:

@@ -92,15 +92,19 @@ def _publish(settings: Settings, envelopes: Sequence[Envelope]) -> None:
     """Produce in order and wait for every acknowledgement.
 
     Raises:
+        TopicError: A topic is missing; nothing was published.
         BrokerError: Kafka did not take all of them; importing again is safe.
     """
     from confluent_kafka import KafkaException
     from rich.console import Console
     from rich.progress import track
 
+    from streams.kafka.admin import Admin
     from streams.kafka.clients import make_producer, resolve_bootstrap
 
-    producer = make_producer(settings.kafka, resolve_bootstrap(settings))
+    bootstrap = resolve_bootstrap(settings)
+    Admin(settings.kafka, bootstrap).require((TURNS, FEEDBACK))
+    producer = make_producer(settings.kafka, bootstrap)
     failures: list[str] = []
 
     def delivered(error: object, _message: object) -> None:
@@ -108,8 +112,14 @@ def _publish(settings: Settings, envelopes: Sequence[Envelope]) -> None:
             failures.append(str(error))
 
     # Progress goes to stderr: stdout may be read by a machine.
-    shown = track(envelopes, description="publishing", transient=True, console=Console(stderr=True))
-    for envelope in shown:
+    console = Console(stderr=True)
+    for envelope in track(
+        envelopes,
+        description="publishing",
+        transient=True,
+        console=console,
+        disable=not console.is_terminal,
+    ):
         while True:
             try:
                 producer.produce(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -78,7 +79,7 @@ def down(
     if as_json:
         print_json({"stopped": stopped, "data_dir": str(folder.resolve())})
     else:
-        sys.stdout.write("Kafka stopped\n" if stopped else f"no Kafka runs in {folder}\n")
+        sys.stdout.write("Kafka stopped\n" if stopped else f"no Kafka runs in {folder.resolve()}\n")
 
 
 @app.command()
@@ -98,7 +99,10 @@ def status(
     if as_json:
         print_json({"running": False, "data_dir": str(folder.resolve())})
     else:
-        sys.stdout.write(f"no Kafka runs in {folder}; start one with: clawstream kafka up\n")
+        option = "" if data_dir is None else f" --data-dir {shlex.quote(str(data_dir))}"
+        sys.stdout.write(
+            f"no Kafka runs in {folder.resolve()}; start one with: clawstream kafka up{option}\n"
+        )
     raise typer.Exit(3)
 
 

@@ -31,11 +31,12 @@ def lag(
 
     settings = settings_of(ctx)
     bootstrap = resolve_bootstrap(settings)
+    positions = _learner_positions(settings)
     overrides = {"enable.partition.eof": True}
     consumer = make_consumer(settings.kafka, bootstrap, group="clawstream-lag", overrides=overrides)
     try:
         admin = make_admin(settings.kafka, bootstrap)
-        found = measure(admin, consumer, _learner_positions(settings))
+        found = measure(admin, consumer, positions, address=bootstrap)
     finally:
         consumer.close()
     if as_json:

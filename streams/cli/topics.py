@@ -81,9 +81,9 @@ def _show(topic_plan: TopicPlan, as_json: bool, *, applied: bool) -> None:
         changes = [_as_dict(change) for change in topic_plan.changes]
         print_json({"applied": applied, "changes": changes})
     elif not topic_plan.changes:
-        sys.stdout.write("the cluster's topics are as topics.yaml has them\n")
+        sys.stdout.write("the cluster's topics are as the inventory has them\n")
     else:
-        _print_table(topic_plan, "done" if applied else "to do")
+        sys.stdout.writelines(_line(change, applied=applied) for change in topic_plan.changes)
 
 
 def _as_dict(change: Change) -> dict[str, Any]:
@@ -97,12 +97,11 @@ def _as_dict(change: Change) -> dict[str, Any]:
     }
 
 
-def _print_table(topic_plan: TopicPlan, title: str) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("topic", "what", "setting", "before", "after", "why", title=title)
-    for change in topic_plan.changes:
-        row = (change.topic, change.kind.value, change.setting, change.before, change.after)
-        table.add_row(*(value or "" for value in row), change.reason or "")
-    Console().print(table)
+def _line(change: Change, *, applied: bool) -> str:
+    """One change as a line: what becomes of it, the topic, the values, the reason."""
+    done = {"create": "created", "alter": "altered"}
+    kind = done.get(change.kind.value, change.kind.value) if applied else change.kind.value
+    values = f"{change.before or 'unset'} -> {change.after}" if change.setting else change.after
+    what = " ".join(part for part in (change.setting, values) if part)
+    reason = f" ({change.reason})" if change.reason else ""
+    return f"{kind:8}{change.topic}: {what}{reason}\n"

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
 from streams.cli.common import settings_of, terminable
+
+if TYPE_CHECKING:
+    from streams.settings import Settings
+    from streams.supervisor import Supervisor
 
 app = typer.Typer(add_completion=False)
 
@@ -20,42 +26,72 @@ def up(ctx: typer.Context) -> None:
     """Run the whole pipeline on this machine until Ctrl-C.
 
     Starts the embedded Kafka (unless one is configured), creates the topics, and runs policy
-    server, learner, aligner, reward worker and gateway; one that stops by itself is started again.
+    server, learner, aligner, reward worker and gateway; what stops by itself is started again.
     """
-    from streams.kafka.admin import apply_inventory
-    from streams.kafka.clients import resolve_bootstrap
-    from streams.kafka.embedded import embedded_dir, start_kafka, stop_kafka
-    from streams.supervisor import PROCESSES, Supervisor, uninterrupted
-    from streams.topics import load_inventory
+    from streams.supervisor import sole_user
 
     settings = settings_of(ctx)
-    run_dir = settings.data_dir / "run"
+    run_dir = (settings.data_dir / "run").absolute()
+    with terminable(), sole_user(run_dir):
+        _run(settings, run_dir, ctx.find_root().params.get("config"))
+
+
+def _run(settings: Settings, run_dir: Path, config: Path | None) -> None:
+    from streams.kafka.admin import apply_inventory
+    from streams.kafka.clients import resolve_bootstrap
+    from streams.kafka.embedded import embedded_dir, kafka_status, stop_kafka
+    from streams.supervisor import Supervisor, uninterrupted
+    from streams.topics import load_inventory
+
     kafka_dir = embedded_dir(settings.data_dir)
     embedded = settings.kafka.bootstrap_servers is None
+    # One that ran before (`clawstream kafka up`) goes on afterwards.
+    ours = embedded and kafka_status(kafka_dir) is None
     supervisor: Supervisor | None = None
-    with terminable():
-        try:
-            if embedded:
-                start_kafka(kafka_dir, max_message_bytes=settings.kafka.max_message_bytes)
-            bootstrap = resolve_bootstrap(settings)
-            apply_inventory(settings.kafka, bootstrap, load_inventory())
-            environ = {"KAFKA_BOOTSTRAP_SERVERS": bootstrap}
-            supervisor = Supervisor(run_dir, ctx.find_root().params.get("config"), environ)
-            for name in PROCESSES:
-                supervisor.start(name)
-            for name in ("serve", "gateway"):
-                facts = supervisor.wait_ready(name, _READY_S)
-                typer.echo(f"{name}: {facts['url']}")
-            typer.echo(f"logs: {run_dir / 'logs'}; stop with Ctrl-C")
-            while True:
-                for name in supervisor.restart_stopped(_RESTARTS):
-                    typer.echo(f"{name} had stopped and was started again", err=True)
-                time.sleep(_POLL_S)
-        except KeyboardInterrupt:
-            typer.echo("stopping")
-        finally:
-            with uninterrupted():
-                if supervisor is not None:
-                    supervisor.stop()
-                if embedded:
-                    stop_kafka(kafka_dir)
+    try:
+        if embedded:
+            _start_kafka(settings)
+        bootstrap = resolve_bootstrap(settings)
+        apply_inventory(settings.kafka, bootstrap, load_inventory())
+        supervisor = Supervisor(run_dir, config, {"KAFKA_BOOTSTRAP_SERVERS": bootstrap})
+        _start(supervisor, run_dir)
+        while True:
+            if embedded and kafka_status(kafka_dir) is None:
+                typer.echo("Kafka had stopped and is started again", err=True)
+                _start_kafka(settings)
+            for name in supervisor.restart_stopped(_RESTARTS):
+                typer.echo(f"{name} had stopped and was started again", err=True)
+            time.sleep(_POLL_S)
+    except KeyboardInterrupt:
+        typer.echo("stopping")
+    finally:
+        with uninterrupted():
+            if supervisor is not None:
+                supervisor.stop()
+            if ours:
+                stop_kafka(kafka_dir)
+
+
+def _start_kafka(settings: Settings) -> None:
+    """Start the embedded node, at its former address if it had one."""
+    from streams.kafka.embedded import embedded_dir, start_kafka
+
+    running = start_kafka(
+        embedded_dir(settings.data_dir),
+        max_message_bytes=settings.kafka.max_message_bytes,
+        on_step=typer.echo,
+    )
+    typer.echo(f"kafka: {running.bootstrap_servers}")
+
+
+def _start(supervisor: Supervisor, run_dir: Path) -> None:
+    from streams.supervisor import PROCESSES
+
+    typer.echo(f"starting {', '.join(PROCESSES)}; logs: {run_dir / 'logs'}")
+    for name in PROCESSES:
+        supervisor.start(name)
+    typer.echo("loading the base model (the first time it is converted, half a minute)")
+    for name in ("serve", "gateway"):
+        facts = supervisor.wait_ready(name, _READY_S)
+        typer.echo(f"{name}: {facts['url']}")
+    typer.echo("ready; stop with Ctrl-C")

@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from streams.contracts import ModelVersion
     from streams.registry import Registry, SegmentUse, StatusChange
 
-app = typer.Typer(no_args_is_help=True, help="List and show policy versions.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="List and show policy versions.")
 
 _JSON = typer.Option(False, "--json", help="Print JSON for machines.")
-_KEY_METRICS = ("rewards/mean", "losses/approx_kl")
-"""The metrics that have a column of their own in the list."""
+_KEY_METRICS = {"reward": "rewards/mean", "KL": "losses/approx_kl"}
+"""The metrics that have a column of their own in the list, by its heading."""
 
 
 @app.command("list")
@@ -38,7 +38,8 @@ def list_versions(
     elif versions:
         _print(_list_table(versions, live))
     else:
-        typer.echo("no versions yet: every policy answers with its base model")
+        whose = "every policy" if policy is None else f"policy {policy!r}"
+        typer.echo(f"no versions yet: {whose} answers with its base model")
 
 
 @app.command("show")
@@ -98,7 +99,9 @@ def _print(*tables: Table) -> None:
 def _list_table(versions: tuple[ModelVersion, ...], live: dict[str, int | None]) -> Table:
     from rich.table import Table
 
-    table = Table("policy", "version", "", "status", "parent", "segments", *_KEY_METRICS, "made")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("policy", "version", "", "status", "parent", "segments", *_KEY_METRICS, "made"):
+        table.add_column(heading, no_wrap=True)
     for version in versions:
         mark = "live" if live[version.policy] == version.version else ""
         _add_row(
@@ -109,8 +112,8 @@ def _list_table(versions: tuple[ModelVersion, ...], live: dict[str, int | None])
             version.status.value,
             _parent(version),
             version.segment_count,
-            *(_number(version.metrics.get(name)) for name in _KEY_METRICS),
-            _time(version.event_time),
+            *(_number(version.metrics.get(name)) for name in _KEY_METRICS.values()),
+            _time(version.event_time)[:-3],
         )
     return table
 
@@ -134,6 +137,8 @@ def _facts_table(version: ModelVersion, is_live: bool) -> Table:
     from rich.table import Table
 
     table = Table(title=f"{version.policy} version {version.version}", show_header=False)
+    table.add_column()
+    table.add_column(overflow="fold")
     facts = {
         "status": version.status.value + (" (live now)" if is_live else ""),
         "reason": version.reason,

@@ -27,7 +27,7 @@ from streams.kafka.clients import make_consumer, make_producer
 from streams.kafka.embedded import start_kafka, stop_kafka
 from streams.serde import build_codec
 from streams.settings import Settings, load_settings
-from streams.supervisor import PROCESSES, Supervisor, uninterrupted
+from streams.supervisor import PROCESSES, Supervisor, sole_user, uninterrupted
 from streams.topics import FEEDBACK, load_inventory
 
 READY_S = 180.0
@@ -35,7 +35,7 @@ RESTARTS = 2
 _REPLIES_BY_NEWEST = 8
 _POLL_S = 0.5
 _FAULTS_AFTER_S = 5.0
-_KEPT = ("models",)
+_KEPT = ("models", "processes.json", "supervisor.lock")
 
 
 class DemoError(ClawstreamError):
@@ -76,6 +76,11 @@ def demo_folder(settings: Settings) -> Path:
     return settings.data_dir / "demo"
 
 
+def demo_config(settings: Settings) -> Path:
+    """The settings of the demo's processes, for looking at what it left."""
+    return demo_folder(settings) / "clawstream.yaml"
+
+
 def taste_of(settings: Settings) -> Taste:
     """What the simulated users like."""
     return TASTES[settings.demo.preference]
@@ -104,7 +109,11 @@ class Demo:
             DemoError: The time ran out before they were live.
             ClawstreamError: Something could not be started; what was started is stopped.
         """
-        _empty(self._folder)
+        with sole_user(self._folder):
+            _empty(self._folder)
+            return self._run()
+
+    def _run(self) -> Summary:
         with self._kafka() as bootstrap:
             self._display.step("creating the topics of topics.yaml")
             config = self._write_config(bootstrap)
@@ -159,7 +168,7 @@ class Demo:
         for section, values in ports.items():
             wanted[section] = {**wanted.get(section, {}), **values}
         wanted["data_dir"] = str(self._folder.absolute())
-        path = self._folder / "clawstream.yaml"
+        path = demo_config(self._settings)
         path.write_text(yaml.safe_dump(wanted), encoding="utf-8")
         return path
 
@@ -325,14 +334,13 @@ def _held_back(port: int) -> int:
 
 def _empty(folder: Path) -> None:
     """Remove what an earlier run left, but for the converted model."""
-    folder.mkdir(parents=True, exist_ok=True)
     stop_kafka(folder / "kafka")
     for path in folder.iterdir():
         if path.name in _KEPT:
             continue
         if path.is_dir():
             shutil.rmtree(path)
-        elif path.name != "processes.json":
+        else:
             path.unlink()
 
 
@@ -348,4 +356,4 @@ def free_ports(count: int) -> list[int]:
             listener.close()
 
 
-__all__ = ["Demo", "DemoError", "Display", "Progress", "demo_folder"]
+__all__ = ["Demo", "DemoError", "Display", "Progress", "demo_config", "demo_folder"]

@@ -125,6 +125,9 @@ def _versions(summary: Summary) -> Table:
     for heading in ("version", "status", "replies", "liked", "mean reward"):
         table.add_column(heading)
     status = {str(v["version"]): v["status"] for v in summary.versions}
+    # Each was live when it was announced; the newest such still is.
+    live = [version for version, is_now in status.items() if is_now == "live"]
+    status |= dict.fromkeys(live[:-1], "live before")
     for version in sorted(summary.replies_by_version.keys() | status.keys(), key=int):
         liked = summary.liked_share_by_version.get(version)
         reward = summary.mean_reward_by_version.get(version)

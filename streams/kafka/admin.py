@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from streams.settings import KafkaSettings
 
-DEFAULT_TIMEOUT_S = 30.0
+DEFAULT_TIMEOUT_S = 20.0
 _ATTEMPT_S = 2.0
 _POLL_S = 0.05
 
@@ -70,6 +70,21 @@ class Admin:
             BrokerError: The cluster cannot be reached or asked.
         """
         return plan(inventory, self.describe(tuple(topic.name for topic in inventory)))
+
+    def require(self, names: tuple[str, ...]) -> None:
+        """See that topics exist.
+
+        Raises:
+            TopicError: One does not.
+            BrokerError: The cluster cannot be reached or asked.
+        """
+        there = self._metadata().topics
+        missing = [name for name in names if name not in there]
+        if missing:
+            raise TopicError(
+                f"missing at {self._address}: {', '.join(missing)}; make them with: "
+                "clawstream topics apply"
+            )
 
     def apply(self, topic_plan: TopicPlan) -> None:
         """Carry a plan out: all of it or, where the cluster objects, nothing.

@@ -47,8 +47,8 @@ def resolve_bootstrap(settings: Settings) -> str:
     running = kafka_status(data_dir)
     if running is None:
         raise BrokerError(
-            f"no Kafka to talk to: none is configured and none runs in {data_dir}. Start one "
-            "with `clawstream kafka up`, or set KAFKA_BOOTSTRAP_SERVERS=host:port"
+            f"no Kafka to talk to: none is configured and none runs in {data_dir.absolute()}. "
+            "Start one with `clawstream kafka up`, or set KAFKA_BOOTSTRAP_SERVERS=host:port"
         )
     return running.bootstrap_servers
 

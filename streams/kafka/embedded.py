@@ -582,24 +582,36 @@ def _end(pid: int, grace_s: float) -> None:
         process = psutil.Process(pid)
         if grace_s > 0:
             process.terminate()
-            with suppress(psutil.TimeoutExpired):
-                process.wait(grace_s)
+            if _has_ended(pid, grace_s):
                 return
         process.kill()
-        process.wait(STOP_TIMEOUT_S)
     except psutil.NoSuchProcess:
         return
     except psutil.AccessDenied as error:
         raise BrokerError(f"Kafka (pid {pid}) belongs to another user: {error}") from error
-    except psutil.TimeoutExpired as error:
-        raise BrokerError(f"Kafka (pid {pid}) cannot be stopped, not even by SIGKILL") from error
+    if not _has_ended(pid, STOP_TIMEOUT_S):
+        raise BrokerError(f"Kafka (pid {pid}) cannot be stopped, not even by SIGKILL")
+
+
+def _has_ended(pid: int, within_s: float) -> bool:
+    """Whether a process ends in time; one that its own parent has not fetched yet has ended."""
+    deadline = time.monotonic() + within_s
+    while _is_alive(pid):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    return True
 
 
 def _read_state(layout: _Layout) -> _State | None:
     try:
-        return _State(**json.loads(layout.state.read_text(encoding="utf-8")))
+        state = _State(**json.loads(layout.state.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+    values = (state.pid, state.started_at_ms, state.port)
+    return state if all(type(value) is int and value > 0 for value in values) else None
 
 
 def _write_state(layout: _Layout, state: _State) -> None:

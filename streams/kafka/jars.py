@@ -105,8 +105,8 @@ def _download_all(context: Any) -> list[Path]:
 
 def _unavailable(error: Exception) -> BrokerError:
     return BrokerError(
-        f"cannot fetch Apache Kafka {KAFKA_VERSION} from a Maven repository: "
-        f"{str(error) or type(error).__name__}. Connect this machine once (the files are then "
-        "kept), name a mirror in jgo's configuration file, or use a Kafka of your own: set "
-        "KAFKA_BOOTSTRAP_SERVERS=host:port"
+        f"cannot fetch Apache Kafka {KAFKA_VERSION} from a Maven repository. Use a Kafka of your "
+        "own (set KAFKA_BOOTSTRAP_SERVERS=host:port), connect this machine once (the files are "
+        "then kept), or name a mirror in ~/.config/jgo.conf: a section [repositories] with a "
+        f"line NAME = URL. The cause: {str(error) or type(error).__name__}"
     )

@@ -17,6 +17,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from streams.errors import BrokerError
+from streams.kafka.clients import describe_error
 from streams.topics import FEEDBACK, SEGMENTS, TURNS
 
 _TIMEOUT_S = 10.0
@@ -66,6 +67,8 @@ def measure(
     admin: AdminClient,
     consumer: Consumer,
     positions: Mapping[Stage, Mapping[tuple[str, int], int]],
+    *,
+    address: str,
 ) -> list[PartitionLag]:
     """The lag of each partition of each stage.
 
@@ -74,6 +77,7 @@ def measure(
         consumer: A read_committed consumer with ``enable.partition.eof`` for looking whether
             anything but markers is left; it is assigned here.
         positions: Where stages stand that do not commit to Kafka.
+        address: Of the cluster, for messages.
 
     Raises:
         BrokerError: Kafka does not answer, or a topic is missing.
@@ -91,7 +95,7 @@ def measure(
                     for partition in sorted(known[topic].partitions)
                 )
     except KafkaException as error:
-        raise BrokerError(f"cannot read offsets: {error.args[0]}") from error
+        raise describe_error(error.args[0], address) from error
     return found
 
 

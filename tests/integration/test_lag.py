@@ -58,7 +58,7 @@ def lag_of(
     bootstrap: str, reader: Consumer, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> PartitionLag:
     monkeypatch.setattr(groups, "STAGES", (stage,))
-    (found,) = measure(make_admin(KafkaSettings(), bootstrap), reader, {})
+    (found,) = measure(make_admin(KafkaSettings(), bootstrap), reader, {}, address=bootstrap)
     return found
 
 
@@ -95,7 +95,7 @@ def test_a_stage_that_keeps_its_own_positions(
     monkeypatch.setattr(groups, "STAGES", ())
     stage = Stage("learn", "registry", (topic,))
     admin = make_admin(KafkaSettings(), kafka_bootstrap)
-    (found,) = measure(admin, reader, {stage: {(topic, 0): 1}})
+    (found,) = measure(admin, reader, {stage: {(topic, 0): 1}}, address=kafka_bootstrap)
     assert (found.current, found.lag) == (1, 4)
 
 
