@@ -141,7 +141,8 @@ class Feed:
 
         Raises:
             BrokerError: Kafka cannot be reached, or the topic does not exist.
-            LearnerError: The topic ends before the checkpoint: it is another topic.
+            LearnerError: The topic ends before the checkpoint, or lacks one of its
+                partitions: it is another topic.
         """
         try:
             wanted = self._start_positions(checkpoint)
@@ -203,9 +204,13 @@ class Feed:
 
     def _start_positions(self, checkpoint: Checkpoint | None) -> dict[int, int]:
         saved = {} if checkpoint is None else _by_partition(checkpoint.positions, self._topic)
+        partitions = self._partitions()
+        gone = sorted(saved.keys() - partitions)
+        if gone:
+            raise self._recreated(f"has no partition {gone[0]} any more, which was read before")
         return {
             partition: self._start_position(partition, saved.get(partition))
-            for partition in self._partitions()
+            for partition in partitions
         }
 
     def _partitions(self) -> list[int]:
@@ -224,10 +229,9 @@ class Feed:
         if saved is None:
             return int(low)
         if saved > high:
-            raise LearnerError(
-                f"{self._topic} partition {partition} ends at offset {high}, but the registry "
-                f"says that it was read up to {saved}: the topic was recreated. Restore it, or "
-                "start with an empty registry or another learner.policy"
+            raise self._recreated(
+                f"partition {partition} ends at offset {high}, but the registry says that it was "
+                f"read up to {saved}"
             )
         if saved < low:
             log.warning(
@@ -268,11 +272,19 @@ class Feed:
             for message in self._consumer.consume(_BATCH, _POLL_S):
                 if _ends(message, ends):
                     open_partitions.discard(message.partition())
-                    continue
-                ref = _ref(message)
-                if ref in wanted and ref.offset < ends[ref.partition]:
-                    found[ref] = self._decode_patiently(message.value())
+                elif self._is_record(message) and _ref(message) in wanted:
+                    scored = self._decode_again(message)
+                    if scored is not None:
+                        found[_ref(message)] = scored
         return found
+
+    def _decode_again(self, message: Any) -> ScoredSegment | None:
+        """A record that was in the window once; None if it can't be used any more."""
+        try:
+            return self._decode(message)
+        except RecordError as error:
+            log.warning("not restored: %s", error)
+            return None
 
     # Reading
 
@@ -292,7 +304,8 @@ class Feed:
         """Decode a batch, write its dead letters, then move window and positions together."""
         arrived: list[tuple[SourceRef, ScoredSegment]] = []
         rejected: list[tuple[Any, RecordError]] = []
-        records = [message for message in messages if not self._is_eof(message)]
+        records = [message for message in messages if self._is_record(message)]
+        self._require_order(records)
         for message in records:
             try:
                 scored = self._decode(message)
@@ -310,15 +323,30 @@ class Feed:
                 self._positions[message.partition()] = message.offset() + 1
             self._arrivals["dead_letter"] += len(rejected)
 
-    def _is_eof(self, message: Any) -> bool:
+    def _is_record(self, message: Any) -> bool:
+        """False if it is news of the partition.
+
+        Raises:
+            KafkaException: The news is an error that waiting does not mend.
+        """
         error = message.error()
         if error is None:
-            return False
+            return True
         if error.code() != KafkaError._PARTITION_EOF:
             if not error.retriable():
                 raise KafkaException(error)
             log.warning("reading %s: %s", self._topic, error.str())
-        return True
+        return False
+
+    def _require_order(self, records: Sequence[Any]) -> None:
+        """Offsets only grow, unless somebody deleted the topic and made it again."""
+        for message in records:
+            expected = self._positions.get(message.partition(), 0)
+            if message.offset() < expected:
+                raise self._recreated(
+                    f"partition {message.partition()} goes on at offset {message.offset()} after "
+                    f"it was read up to {expected}"
+                )
 
     def _decode(self, message: Any) -> ScoredSegment | None:
         """The segment of a record; None if it is a tick or another policy's."""
@@ -353,13 +381,17 @@ class Feed:
 
     def _write(self, letter: DeadLetter) -> bool:
         try:
-            self._writer.write([self._outgoing(letter)])
-        except OversizedError:
-            self._writer.write([self._outgoing(_without_value(letter))])
+            self._write_whole_or_without_value(letter)
         except BrokerError as error:
             log.warning("dead letter not written, trying again: %s", error)
             return False
         return True
+
+    def _write_whole_or_without_value(self, letter: DeadLetter) -> None:
+        try:
+            self._writer.write([self._outgoing(letter)])
+        except OversizedError:
+            self._writer.write([self._outgoing(_without_value(letter))])
 
     def _outgoing(self, letter: DeadLetter) -> Outgoing:
         value = self._codec.encode(letter, self._dead_letters)
@@ -376,6 +408,12 @@ class Feed:
     def _raise_failure(self) -> None:
         if self._failure is not None:
             raise self._failure
+
+    def _recreated(self, how: str) -> LearnerError:
+        return LearnerError(
+            f"{self._topic} {how}: the topic was recreated. Restore it, or start with an empty "
+            "registry and artifact folder, or another learner.policy"
+        )
 
     def _broker_error(self, error: KafkaException) -> BrokerError:
         return BrokerError(
@@ -397,9 +435,7 @@ def _ends(message: Any, ends: Mapping[int, int]) -> bool:
     error = message.error()
     if error is None:
         return bool(message.offset() >= ends[message.partition()])
-    if error.code() == KafkaError._PARTITION_EOF:
-        return True
-    raise KafkaException(error)
+    return bool(error.code() == KafkaError._PARTITION_EOF)
 
 
 def _dead_letter(message: Any, error: RecordError, now_ms: int) -> DeadLetter:
@@ -420,7 +456,8 @@ def _dead_letter(message: Any, error: RecordError, now_ms: int) -> DeadLetter:
 
 
 def _without_value(letter: DeadLetter) -> DeadLetter:
-    """The letter of a record that fills its topic's limit: its coordinates find the value."""
+    """The letter of a record that fills its topic's limit: its coordinates find value and
+    headers."""
     return DeadLetter(
         stage=letter.stage,
         reason=letter.reason,
@@ -430,7 +467,6 @@ def _without_value(letter: DeadLetter) -> DeadLetter:
         offset=letter.offset,
         time=letter.time,
         key=letter.key,
-        headers=letter.headers,
         timestamp=letter.timestamp,
         attributes={"value_omitted": f"{len(letter.value or b'')} bytes, too large to repeat"},
     )

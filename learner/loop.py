@@ -312,7 +312,7 @@ class Learner:
 
     def _retry_outbox(self) -> None:
         now_ms = self._clock.now_ms()
-        if now_ms - self._outbox_at_ms < _OUTBOX_MS:
+        if 0 <= now_ms - self._outbox_at_ms < _OUTBOX_MS:
             return
         self._outbox_at_ms = now_ms
         try:
@@ -346,7 +346,10 @@ def run(
     """
     links = _connect(settings, stopping, names or Topics(), clock or SystemClock())
     artifacts = ArtifactStore.open(settings.effective_artifacts_url)
-    with Registry.open(settings.effective_registry_url) as registry:
+    with (
+        artifacts.claim(settings.learner.policy),
+        Registry.open(settings.effective_registry_url) as registry,
+    ):
         trainer = make_trainer(settings)
         feed = _make_feed(settings, links)
         try:
@@ -451,7 +454,7 @@ class _Progress:
 
     def show(self, status: FeedStatus) -> None:
         now_ms = self._clock.now_ms()
-        if status == self._shown or now_ms - self._shown_at_ms < _PROGRESS_MS:
+        if status == self._shown or 0 <= now_ms - self._shown_at_ms < _PROGRESS_MS:
             return
         self._shown, self._shown_at_ms = status, now_ms
         log.info(

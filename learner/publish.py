@@ -7,8 +7,9 @@ The order is fixed (DESIGN §6):
 3. the ``model.versions`` event, acknowledged by Kafka;
 4. the event marked as published.
 
-A crash before 2 leaves folders that nobody refers to: ``recover`` removes them, and the
-segments are still ahead of the newest checkpoint. A crash after 2 leaves an event that is not
+A crash before 2 leaves folders of the next version that nobody refers to: ``recover`` removes
+them, and the segments are still ahead of the newest checkpoint. Other folders that the registry
+does not know are no leftovers of a crash; with them ``recover`` refuses to go on. A crash after 2 leaves an event that is not
 marked: ``recover`` sends it, for the second time at worst, under the same ``event_id``.
 """
 
@@ -18,6 +19,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +36,7 @@ from learner.kafka import Outgoing
 from learner.window import Candidate
 from streams.clock import Clock
 from streams.contracts import GateDecision, ModelVersion, OffsetRange, SourceRef, VersionStatus
-from streams.errors import ArtifactError, BrokerError
+from streams.errors import ArtifactError, BrokerError, RegistryError
 from streams.registry import (
     ArtifactStore,
     Checkpoint,
@@ -51,6 +53,9 @@ log = logging.getLogger(__name__)
 KL_METRIC = "kl/update_k3"
 """What the gate bounds: KL of the policy before the update to the one that would be served,
 estimator k3, nats per token of the update's samples, measured after its last step."""
+
+_ADAPTER = "policy-v"
+_STATE = "learner-v"
 
 UNKNOWN_BEHAVIOUR = "unknown"
 """Counts the steps whose turns did not say which version wrote them."""
@@ -149,11 +154,26 @@ class Publisher:
 
         Raises:
             BrokerError: An event could not be sent; it stays in the outbox.
+            RegistryError: The artifacts are not this registry's; nothing was removed.
         """
-        self._prune()
         known = self._registry.artifact_uris(self._policy)
-        for uri in self._artifacts.remove_orphans(self._policy, known):
-            log.info("removed what an unfinished update left uri=%s", uri)
+        number = self._registry.next_version(self._policy)
+        orphans = self._artifacts.orphans(self._policy, known)
+        foreign = sorted(name for name in orphans if _is_foreign(name, number))
+        if foreign:
+            raise RegistryError(
+                f"the artifact folder holds {', '.join(foreign[:3])} of policy "
+                f"{self._policy!r}, which the registry does not know (its next version is "
+                f"{number}): REGISTRY_URL and ARTIFACTS_URL do not belong together, or the folder "
+                "was moved. Nothing was removed; set both as they were, or choose an empty "
+                "artifact folder or another learner.policy"
+            )
+        self._prune()
+        self._artifacts.remove_unfinished(self._policy)
+        for name, uri in orphans.items():
+            if _version_of(name) is not None:
+                log.info("removed what an unfinished update left uri=%s", uri)
+                self._artifacts.remove(uri)
         self.send_unpublished()
 
     def send_unpublished(self) -> int:
@@ -179,13 +199,13 @@ class Publisher:
             RegistryError: The version cannot be recorded; its files are orphans.
         """
         number = self._registry.next_version(self._policy)
-        adapter = self._artifacts.write(self._policy, f"policy-v{number}", finished.save_adapter)
+        adapter = self._artifacts.write(self._policy, f"{_ADAPTER}{number}", finished.save_adapter)
         gate = sanity_gate(
             finished.metrics, verify(adapter.uri, adapter.files), max_kl=self._max_kl
         )
         passed = all(decision.passed for decision in gate)
         resume_from = finished.after if passed else finished.before
-        state = self._artifacts.write(self._policy, f"learner-v{number}", resume_from.write)
+        state = self._artifacts.write(self._policy, f"{_STATE}{number}", resume_from.write)
         version = self._registry.record(
             self._version(number, finished, adapter, gate),
             lineage=segment_uses(finished.used),
@@ -195,7 +215,10 @@ class Publisher:
             self.send_unpublished()
         except BrokerError as error:
             log.warning("version %d is recorded, its event waits: %s", number, error)
-        self._prune()
+        try:
+            self._prune()
+        except ArtifactError as error:
+            log.warning("an old state stays until the next start: %s", error)
         return version
 
     def _prune(self) -> None:
@@ -239,6 +262,24 @@ class Publisher:
     def _outgoing(self, event: ModelVersion) -> Outgoing:
         value = self._codec.encode(event, self._topic)
         return Outgoing(topic=self._topic, key=self._policy.encode(), value=value)
+
+
+def _version_of(name: str) -> int | None:
+    """The version whose adapter or state a folder of this name holds; None if it is not ours."""
+    found = re.fullmatch(rf"(?:{_ADAPTER}|{_STATE})([1-9]\d*)", name)
+    return None if found is None else int(found[1])
+
+
+def _is_foreign(name: str, next_version: int) -> bool:
+    """Whether no crash of a learner with this registry can have left an unknown folder.
+
+    It may have died while it published the next version, or while it pruned an old state; an
+    adapter that was recorded is never removed.
+    """
+    version = _version_of(name)
+    if version is None or version == next_version:
+        return False
+    return version > next_version or name.startswith(_ADAPTER)
 
 
 # The gate

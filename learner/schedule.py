@@ -7,7 +7,8 @@ sample from (``min_sample_size``) and anything new at all:
 2. ``update_max_interval_ms`` have passed.
 
 Time counts from the moment the last update's snapshot was sealed; before the first, from the
-learner's start. Without one new segment nothing is due: training again on the same data
+learner's start; if the clock was set back before that moment, from when this is noticed.
+Without one new segment nothing is due: training again on the same data
 would not be learning from feedback.
 """
 
@@ -83,11 +84,14 @@ class Schedule:
 
     def due(self, *, new_segments: int, available_segments: int) -> Trigger | None:
         """The reason an update is due now, or None."""
+        now_ms = self._clock.now_ms()
+        # A sealing in the future would keep the learner waiting until that future comes.
+        self._since_ms = min(self._since_ms, now_ms)
         return due(
             self._rules,
             new_segments=new_segments,
             available_segments=available_segments,
-            elapsed_ms=self._clock.now_ms() - self._since_ms,
+            elapsed_ms=now_ms - self._since_ms,
         )
 
     def restart(self) -> int:

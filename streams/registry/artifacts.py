@@ -1,8 +1,8 @@
 """The artifact store: folders of files that appear whole or not at all.
 
 A folder is filled under a temporary name, every file and folder is fsynced, and one rename
-makes it visible; a crash leaves at most a temporary folder or one that nobody refers to, and
-``remove_orphans`` clears both. Every file's SHA-256 is taken when it is written and checked
+makes it visible; a crash leaves at most a temporary folder, which ``remove_unfinished`` clears,
+or one that nobody refers to, which ``orphans`` finds. Every file's SHA-256 is taken when it is written and checked
 again when it is read, so that a damaged adapter is never served.
 
 Layout: ``<root>/<policy>/<name>/…``; the policy is percent-encoded.
@@ -10,6 +10,8 @@ Layout: ``<root>/<policy>/<name>/…``; the policy is percent-encoded.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import os
 import shutil
@@ -21,6 +23,7 @@ from urllib.parse import quote, unquote, urlsplit
 from streams.errors import ArtifactError
 
 _TEMPORARY = ".writing-"
+_LOCK = ".lock"
 _BLOCK = 1 << 20
 
 
@@ -35,7 +38,7 @@ class StoredFolder:
 class ArtifactStore:
     """Folders below one root, each written once and never changed.
 
-    One process writes for a policy at a time; any number may read.
+    One process writes for a policy at a time (see ``claim``); any number may read.
     """
 
     def __init__(self, root: Path) -> None:
@@ -85,21 +88,53 @@ class ArtifactStore:
             shutil.rmtree(temporary, ignore_errors=True)
         return StoredFolder(uri=final.absolute().as_uri(), files=files)
 
-    def remove_orphans(self, policy: str, known_uris: Collection[str]) -> tuple[str, ...]:
-        """Remove the policy's folders that nobody refers to, finished or not.
+    @contextlib.contextmanager
+    def claim(self, policy: str) -> Iterator[None]:
+        """Be the one process that writes for a policy; ends with the process at the latest.
 
-        Only the process that writes for the policy may call this.
-
-        Returns:
-            The URIs that were removed, sorted.
+        Raises:
+            ArtifactError: Another process is, or the folder cannot be written.
         """
         folder = self._folder(policy)
-        if not folder.is_dir():
-            return ()
-        orphans = [p for p in sorted(folder.iterdir()) if p.absolute().as_uri() not in known_uris]
-        for orphan in orphans:
-            _remove(orphan)
-        return tuple(orphan.absolute().as_uri() for orphan in orphans)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / _LOCK).open("w")
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write {error.filename or folder}: {error.strerror}; check the free space "
+                "and the rights of the artifact folder"
+            ) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise ArtifactError(
+                    f"another learner of policy {policy!r} is at work on {folder}; stop it, or "
+                    "give this one another learner.policy"
+                ) from error
+            yield
+
+    def remove_unfinished(self, policy: str) -> tuple[str, ...]:
+        """Remove the folders whose writing was interrupted; their names.
+
+        Only the process that writes for the policy may call this.
+        """
+        unfinished = [p for p in self._entries(policy) if p.name.startswith(_TEMPORARY)]
+        for path in unfinished:
+            _remove(path)
+        return tuple(path.name.removeprefix(_TEMPORARY) for path in unfinished)
+
+    def orphans(self, policy: str, known_uris: Collection[str]) -> dict[str, str]:
+        """The policy's finished folders that are not among ``known_uris``: name to URI."""
+        return {
+            path.name: path.absolute().as_uri()
+            for path in self._entries(policy)
+            if not path.name.startswith(".") and path.absolute().as_uri() not in known_uris
+        }
+
+    def _entries(self, policy: str) -> list[Path]:
+        folder = self._folder(policy)
+        return sorted(folder.iterdir()) if folder.is_dir() else []
 
     def remove(self, uri: str) -> None:
         """Remove one folder; one that is gone already is no error.

@@ -3,7 +3,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -14,7 +14,7 @@ from learner.kafka import KafkaWriter, Outgoing
 from learner.window import Window
 from streams.clock import ManualClock
 from streams.contracts import DeadLetter, SourceRef
-from streams.errors import BrokerError, OversizedError, SchemaError
+from streams.errors import BrokerError, LearnerError, OversizedError, SchemaError
 from streams.registry import Checkpoint
 from streams.serde import build_codec
 from tests.unit.learner.fakes import FakeConsumer, FakeWriter, at, encoded, scored
@@ -205,6 +205,61 @@ def test_a_topic_that_is_missing_is_explained(
     monkeypatch.setattr(FakeConsumer, "list_topics", missing)
     with pytest.raises(BrokerError, match="create the topics first"):
         bench.start()
+
+
+def test_a_topic_made_again_while_reading_is_noticed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.log.extend(encoded(scored(name)) for name in "abc")
+    bench.start()
+    feed = bench.wait(arrived(3))
+    consuming = FakeConsumer.consume
+
+    def begin_again(self: FakeConsumer, count: int, timeout: float) -> Any:
+        monkeypatch.undo()
+        self._next = 0
+        return consuming(self, count, timeout)
+
+    monkeypatch.setattr(FakeConsumer, "consume", begin_again)
+    with pytest.raises(LearnerError, match="the topic was recreated"):
+        bench.wait(lambda feed: feed.status().segments > 3)
+    with pytest.raises(LearnerError, match="offset 0 after it was read up to 3"):
+        feed.seal()
+
+
+def test_a_partition_that_is_gone_is_noticed(bench: Bench) -> None:
+    saved = checkpoint(0, [])
+    saved = replace(saved, positions=(at(0), at(0, partition=1)))
+    with pytest.raises(LearnerError, match="has no partition 1 any more"):
+        bench.start(saved)
+
+
+def test_a_record_that_became_another_is_not_restored(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.log.extend([b"\xff", encoded(scored("n", policy="npc")), encoded(scored("a"))])
+    bench.start(checkpoint(3, [0, 1, 2]))
+    assert bench.feed is not None
+    assert held(bench.feed) == [(2, "a")]
+    assert "not restored" in caplog.text
+    assert "topic=scored partition=0 offset=0" in caplog.text
+    assert "without 2 segments" in caplog.text
+
+
+def test_an_oversized_letter_is_tried_again_while_kafka_is_away(bench: Bench) -> None:
+    class SmallAndAway(FakeWriter):
+        """Takes no large record, and no small one at first."""
+
+        def write(self, records: Sequence[Outgoing]) -> None:
+            if any(len(record.value) > 500 for record in records):
+                raise OversizedError("too large")
+            super().write(records)
+
+    bench.writer = SmallAndAway(failures=2)
+    bench.log.append(b"\xff" * 1_000)
+    bench.start()
+    bench.wait(lambda feed: feed.status().arrivals.get("dead_letter") == 1)
+    assert len(bench.writer.records) == 1
 
 
 class _Producer:

@@ -22,7 +22,7 @@ from learner.publish import (
 from learner.window import Candidate
 from streams.clock import ManualClock
 from streams.contracts import ModelVersion, OffsetRange, VersionStatus
-from streams.errors import ArtifactError
+from streams.errors import ArtifactError, RegistryError
 from streams.registry import ArtifactStore, Registry, verify
 from streams.serde import build_codec
 from streams.settings import LearnerSettings, ModelSettings
@@ -262,3 +262,58 @@ def test_the_settings_hash_follows_the_values() -> None:
     same = settings_hash(LearnerSettings(), ModelSettings())
     assert same == settings_hash(LearnerSettings(seed=0), ModelSettings())
     assert same != settings_hash(LearnerSettings(seed=1), ModelSettings())
+
+
+def test_artifacts_of_another_registry_are_left_alone(
+    publisher: Publisher, registry: Registry, tmp_path: Path
+) -> None:
+    trainer = FakeTrainer()
+    kept = [publisher.publish(finished(trainer)) for _ in range(3)]
+    stranger = Registry.open(f"sqlite:///{tmp_path}/other.db")
+    publisher._registry = stranger
+    with pytest.raises(RegistryError, match=r"policy-v2.*do not belong together"):
+        publisher.recover()
+    for version in kept:
+        verify(str(version.adapter_uri), version.adapter_files)
+    publisher._registry = registry
+    publisher.recover()
+    stranger.close()
+
+
+def test_a_moved_artifact_folder_is_not_taken_for_orphans(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(finished(FakeTrainer()))
+    (tmp_path / "artifacts").rename(tmp_path / "moved")
+    publisher._artifacts = ArtifactStore.open(str(tmp_path / "moved"))
+    with pytest.raises(RegistryError, match="the folder was moved"):
+        publisher.recover()
+    assert (tmp_path / "moved" / "default" / "learner-v1").is_dir()
+    assert (tmp_path / "moved" / "default" / "policy-v1" / "adapter_model.safetensors").is_file()
+
+
+def test_leftovers_of_the_next_version_go_and_files_of_others_stay(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.publish(finished(FakeTrainer()))
+    folder = tmp_path / "artifacts" / "default"
+    for name in ("policy-v2", "learner-v2", ".writing-learner-v2", "notes"):
+        (folder / name).mkdir()
+    publisher.recover()
+    assert sorted(path.name for path in folder.iterdir()) == ["learner-v1", "notes", "policy-v1"]
+
+
+def test_a_state_that_cannot_be_removed_does_not_stop_a_publication(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise ArtifactError("cannot remove it")
+
+    trainer = FakeTrainer()
+    for _ in range(2):
+        publisher.publish(finished(trainer))
+    monkeypatch.setattr(publisher._artifacts, "remove", refuse)
+    assert publisher.publish(finished(trainer)).version == 3
+    assert "stays until the next start: cannot remove it" in caplog.text
+    monkeypatch.undo()
+    publisher.recover()

@@ -56,3 +56,11 @@ def test_a_restart_of_the_process_does_not_restart_the_interval() -> None:
 
 def test_rules_are_the_settings() -> None:
     assert Rules.of(LearnerSettings()) == RULES
+
+
+def test_a_clock_set_back_does_not_hold_the_learner_up() -> None:
+    clock = ManualClock(1_000_000_000)
+    schedule = Schedule(RULES, clock, sealed_at_ms=2_000_000_000)
+    assert schedule.due(new_segments=1, available_segments=100) is None
+    clock.advance(RULES.update_max_interval_ms)
+    assert schedule.due(new_segments=1, available_segments=100) is Trigger.MAX_INTERVAL

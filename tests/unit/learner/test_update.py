@@ -409,6 +409,40 @@ def test_an_update_that_moves_too_far_stops_before_the_next_step() -> None:
     assert not updater(**eager).update(samples()).early_stopped
 
 
+def test_penalty_metrics_say_what_was_taken_off() -> None:
+    some = samples()
+    learner = updater(kl_coef=0.2)
+    shake(learner)
+    reference = updater()
+    kl = sum(float((logprobs_of(learner, one) - logprobs_of(reference, one)).sum()) for one in some)
+    metrics = learner.update(some).metrics
+    assert metrics["kl/reference_k1_per_sample"] == pytest.approx(kl / 6, rel=1e-3)
+    assert metrics["rewards/kl_penalty"] == pytest.approx(0.2 * kl / 6, rel=1e-3)
+
+
+def test_the_early_stop_is_at_one_and_a_half_times_the_target() -> None:
+    two: dict[str, Any] = {"epochs": 2}
+    moved = updater(**two).update(samples()).metrics["losses/approx_kl"]
+    assert moved > 0
+    assert updater(**two, target_kl=moved / 1.6).update(samples()).early_stopped
+    assert not updater(**two, target_kl=moved / 1.4).update(samples()).early_stopped
+
+
+def test_approximate_kl_is_of_the_policy_before_to_the_one_in_training() -> None:
+    some = samples()
+    learner = updater()
+    before = torch.cat([logprobs_of(learner, one) for one in some])
+    learner.update(some)
+    # The second epoch sees what one step did.
+    log_ratio = torch.cat([logprobs_of(learner, one) for one in some]) - before
+    metrics = updater(epochs=2).update(some).metrics
+    assert metrics["losses/old_approx_kl"] == pytest.approx(float(-log_ratio.mean()), rel=1e-3)
+    expected = float((log_ratio.exp() - 1 - log_ratio).mean())
+    assert metrics["losses/approx_kl"] == pytest.approx(expected, rel=1e-3)
+    reverse = float(((-log_ratio).exp() - 1 + log_ratio).mean())
+    assert reverse != pytest.approx(expected, rel=1e-2)
+
+
 def test_the_learning_rates_fall_linearly_to_their_floors() -> None:
     learner = updater(learning_rate_decay_updates=4)
     rates = [learner.update(samples()[:1]).metrics for _ in range(5)]

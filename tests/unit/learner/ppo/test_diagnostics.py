@@ -23,6 +23,7 @@ def test_effective_sample_size() -> None:
     assert effective_sample_size(torch.ones(1, 4), MASK) == pytest.approx(1.0)
     uneven = torch.tensor([[1.0, 0.0, 0.0, 5.0]])
     assert effective_sample_size(uneven, MASK) == pytest.approx(1 / 3)
+    assert effective_sample_size(torch.zeros(1, 4), MASK) == 1.0
 
 
 def test_every_metric_is_explained_in_a_sentence() -> None:

@@ -114,17 +114,54 @@ def test_the_folder_appears_only_once_everything_is_on_disk(
     assert {str(final.parent), str(final.parent.parent)} <= after
 
 
-def test_orphans_are_removed_and_nothing_else(store: ArtifactStore, tmp_path: Path) -> None:
+def test_orphans_are_the_finished_folders_that_nobody_knows(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
     known = store.write("default", "policy-v1", fill)
     orphan = store.write("default", "policy-v2", fill)
-    other = store.write("npc", "policy-v2", fill)
+    store.write("npc", "policy-v2", fill)
+    (tmp_path / "store" / "default" / ".writing-policy-v3").mkdir()
+    with store.claim("default"):
+        assert store.orphans("default", {known.uri}) == {"policy-v2": orphan.uri}
+    assert store.orphans("unknown", ()) == {}
+
+
+def test_what_was_not_finished_is_removed_and_nothing_else(
+    store: ArtifactStore, tmp_path: Path
+) -> None:
+    stored = store.write("default", "policy-v1", fill)
     half = tmp_path / "store" / "default" / ".writing-policy-v3"
     half.mkdir()
-    assert store.remove_orphans("default", {known.uri}) == (half.as_uri(), orphan.uri)
-    assert store.remove_orphans("default", {known.uri}) == ()
-    verify(known.uri, known.files)
-    verify(other.uri, other.files)
-    assert store.remove_orphans("unknown", ()) == ()
+    (half / "part").touch()
+    with store.claim("default"):
+        assert store.remove_unfinished("default") == ("policy-v3",)
+        assert store.remove_unfinished("default") == ()
+    assert not half.exists()
+    verify(stored.uri, stored.files)
+    assert store.remove_unfinished("unknown") == ()
+
+
+def test_one_process_at_a_time_writes_for_a_policy(store: ArtifactStore) -> None:
+    with store.claim("default"):
+        with (
+            pytest.raises(ArtifactError, match="another learner of policy 'default' is at work"),
+            store.claim("default"),
+        ):
+            raise AssertionError
+        with store.claim("npc"):
+            pass
+    with store.claim("default"):
+        pass
+
+
+def test_a_folder_that_cannot_be_claimed_is_explained(store: ArtifactStore, tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir(exist_ok=True)
+    (tmp_path / "store" / "default").touch()
+    with (
+        pytest.raises(ArtifactError, match="check the free space and the rights"),
+        store.claim("default"),
+    ):
+        raise AssertionError
 
 
 def test_removal_stays_inside(store: ArtifactStore, tmp_path: Path) -> None:
