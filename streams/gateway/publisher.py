@@ -77,6 +77,7 @@ class KafkaSender:
     def __init__(self, make_producer: Callable[[], Producer]) -> None:
         self._make_producer = make_producer
         self._producer = make_producer()
+        self._retired: list[Producer] = []
         self._stopping = Event()
         self._poller = Thread(target=self._poll, name="gateway-producer", daemon=True)
         self._poller.start()
@@ -107,16 +108,18 @@ class KafkaSender:
         # written while an earlier one runs into its timeout and follows from the spool.
         refused: list[Refused] = []
         for envelope in envelopes:
-            error = await self._send_one(envelope)
+            producer = self._producer
+            error = await self._send_one(producer, envelope)
             if error is None:
                 continue
             if error.code() not in _NEVER:
-                self._replace_if_dead(error)
+                self._replace_if_dead(producer, error)
                 raise DeliveryError(error.str())
             refused.append((envelope, error.str()))
         return refused
 
-    def _send_one(self, envelope: Envelope) -> asyncio.Future[KafkaError | None]:
+    @staticmethod
+    def _send_one(producer: Producer, envelope: Envelope) -> asyncio.Future[KafkaError | None]:
         loop = asyncio.get_running_loop()
         future: asyncio.Future[KafkaError | None] = loop.create_future()
 
@@ -130,7 +133,7 @@ class KafkaSender:
                 loop.call_soon_threadsafe(resolve, error)
 
         try:
-            self._producer.produce(
+            producer.produce(
                 envelope.topic, key=envelope.key, value=envelope.value, on_delivery=delivered
             )
         except BufferError as error:
@@ -139,14 +142,21 @@ class KafkaSender:
             resolve(error.args[0])
         return future
 
-    def _replace_if_dead(self, error: KafkaError) -> None:
-        if error.fatal() or error.code() == KafkaError._FATAL:
+    def _replace_if_dead(self, producer: Producer, error: KafkaError) -> None:
+        is_dead = error.fatal() or error.code() == KafkaError._FATAL
+        if is_dead and producer is self._producer:
             logger.error("the producer cannot go on, making another: %s", error)
             self._producer = self._make_producer()
+            self._retired.append(producer)
 
     def _poll(self) -> None:
         while not self._stopping.is_set():
             self._producer.poll(_POLL_S)
+            # Whatever else a dead one had under way is told so by its own poll.
+            for retired in tuple(self._retired):
+                retired.poll(0)
+                if not len(retired):
+                    self._retired.remove(retired)
 
 
 class SpoolingPublisher:

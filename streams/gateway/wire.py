@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from fastapi import HTTPException, Request
 from fastapi.responses import Response
+from starlette.requests import ClientDisconnect
 
 from streams.errors import ServingError
 
@@ -21,13 +22,15 @@ async def read_json(request: Request, *, max_bytes: int, timeout_s: float) -> An
 
     Raises:
         HTTPException: 413 it is larger than ``max_bytes``, 408 it takes longer than
-            ``timeout_s`` to arrive, 400 it is not JSON.
+            ``timeout_s`` to arrive, 400 it is not JSON or not all of it arrived.
     """
     try:
         async with asyncio.timeout(timeout_s):
             data = await _bounded(request, max_bytes)
     except TimeoutError as error:
         raise HTTPException(408, f"the body did not arrive within {timeout_s:g} s") from error
+    except ClientDisconnect as error:
+        raise HTTPException(400, "the client left before its body had arrived") from error
     try:
         return msgspec.json.decode(data)
     except (ValueError, RecursionError) as error:

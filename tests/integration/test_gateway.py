@@ -515,6 +515,16 @@ class TestWhatAClientSends:
             assert answer.status_code == 413
             assert "gateway.max_body_bytes" in answer.json()["error"]["message"]
 
+    def test_a_client_that_leaves_while_it_sends_is_no_error(
+        self, gateway: GatewayProcess, client: httpx.Client
+    ) -> None:
+        url = httpx.URL(gateway.url)
+        head = b"POST /v1/feedback HTTP/1.1\r\nHost: x\r\nContent-Length: 99\r\n\r\n{"
+        with socket.create_connection((url.host, url.port or 0)) as sending:
+            sending.sendall(head)
+        assert client.get("/health").status_code == 200
+        assert "Exception in ASGI" not in gateway.log
+
     def test_a_record_too_large_is_refused_and_holds_up_nothing(
         self, client: httpx.Client, log: Log, session: str
     ) -> None:

@@ -213,6 +213,9 @@ class FakeProducer:
         if not waiting:
             Event().wait(0.001)
 
+    def __len__(self) -> int:
+        return len(self.waiting)
+
     def flush(self, timeout_s: float) -> int:
         self.poll(timeout_s)
         return 0
@@ -248,11 +251,22 @@ async def test_a_record_refused_for_good_is_told_apart() -> None:
 
 
 async def test_a_producer_that_cannot_go_on_is_replaced() -> None:
-    dead = FakeProducer([KafkaError(KafkaError._FATAL)])
+    class Dying(FakeProducer):
+        def poll(self, timeout_s: float) -> None:
+            if len(self.produced) >= 2:
+                # One acknowledgement a poll: the second comes after the first was acted on.
+                rest, self.waiting = self.waiting[1:], self.waiting[:1]
+                super().poll(timeout_s)
+                self.waiting += rest
+            Event().wait(0.01)
+
+    dead = Dying([KafkaError(KafkaError._FATAL)] * 2)
     fresh = FakeProducer()
     sender = sender_of(dead, fresh)
-    with pytest.raises(DeliveryError):
-        await sender.send([keyed("a", 1)])
+    both = (sender.send([keyed("a", 1)]), sender.send([keyed("b", 1)]))
+    async with asyncio.timeout(10):
+        results = await asyncio.gather(*both, return_exceptions=True)
+    assert [type(result) for result in results] == [DeliveryError] * 2
     assert await sender.send([keyed("a", 1)]) == []
     assert fresh.produced == [b"a1"]
     sender.close()
