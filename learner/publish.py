@@ -9,8 +9,9 @@ The order is fixed (DESIGN §6):
 
 A crash before 2 leaves folders of the next version that nobody refers to: ``recover`` removes
 them, and the segments are still ahead of the newest checkpoint. Other folders that the registry
-does not know are no leftovers of a crash; with them ``recover`` refuses to go on. A crash after 2 leaves an event that is not
-marked: ``recover`` sends it, for the second time at worst, under the same ``event_id``.
+does not know are no leftovers of a crash; with them ``recover`` refuses to go on. A crash after
+2 leaves an event that is not marked: ``recover`` sends it, for the second time at worst, under
+the same ``event_id``.
 """
 
 from __future__ import annotations

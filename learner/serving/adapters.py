@@ -448,6 +448,8 @@ def sha256_of(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ArtifactError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ArtifactError(f"{str(path)!r} is no path: {error}") from error
 
 
 def _require_full_attention(model: nn.Module) -> None:

@@ -229,6 +229,15 @@ def _add_errors(app: FastAPI, server: Server) -> None:
         kind = "invalid_request_error" if status == 400 else "server_error"
         return answer(status, error_body(str(error), kind=kind, param=None, code=None))
 
+    @app.exception_handler(Exception)
+    async def unforeseen(_: Request, error: Exception) -> JSONResponse:
+        # The server's own log has the traceback: the middleware above raises it again.
+        message = f"the policy server failed: {type(error).__name__}; its log says more"
+        server.metrics.requests.labels("error").inc()
+        return JSONResponse(
+            error_body(message, kind="server_error", param=None, code=None), status_code=500
+        )
+
 
 # One exchange
 

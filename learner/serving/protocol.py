@@ -16,11 +16,11 @@ The log-probabilities are those of ``sampling.py``: at the request's temperature
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
+import msgspec
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from learner.serving.engine import FinishReason, SampledToken
@@ -104,9 +104,8 @@ class ChatRequest(_Loose):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Annotated[
-        list[Annotated[str, Field(min_length=1)]] | None,
+        Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=MAX_STOPS)] | None,
         BeforeValidator(_as_list),
-        Field(max_length=MAX_STOPS),
     ] = None
     seed: int | None = None
     logprobs: bool | None = None
@@ -184,8 +183,10 @@ def parse_object(body: bytes) -> dict[str, Any]:
         RequestRefusedError: It is none.
     """
     try:
-        fields = json.loads(body)
-    except ValueError as error:
+        # Stricter than the standard library: no NaN, and no half of a surrogate pair, which
+        # no tokenizer takes.
+        fields = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise RequestRefusedError(
             f"the body is no JSON: {error}", param=None, code="invalid_json"
         ) from None

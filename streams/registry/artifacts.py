@@ -2,8 +2,8 @@
 
 A folder is filled under a temporary name, every file and folder is fsynced, and one rename
 makes it visible; a crash leaves at most a temporary folder, which ``remove_unfinished`` clears,
-or one that nobody refers to, which ``orphans`` finds. Every file's SHA-256 is taken when it is written and checked
-again when it is read, so that a damaged adapter is never served.
+or one that nobody refers to, which ``orphans`` finds. Every file's SHA-256 is taken when it is
+written and checked again when it is read, so that a damaged adapter is never served.
 
 Layout: ``<root>/<policy>/<name>/…``; the policy is percent-encoded.
 """

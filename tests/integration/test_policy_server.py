@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -351,6 +352,83 @@ def test_thirty_requests_during_swaps_are_each_answered_by_one_version(
         assert body["choices"][0]["token_ids"] == oracle.greedy(version, prompt, 12 + index % 2)
     assert swaps[0] > len(adapters)
     assert len(versions) > 2
+
+
+def test_fifty_clients_of_which_many_hang_up_while_versions_come_and_go(
+    tmp_path: Path, adapters: list[Adapter], oracle: Oracle
+) -> None:
+    """Who stays gets the reply of one version; who leaves, in the queue or in the middle of a
+    stream, leaves nothing behind: no row, no version held, no refusal of anybody else."""
+    with serving(tmp_path, max_batch=6, keep_versions=2) as server:
+        stop = threading.Event()
+
+        def swap() -> None:
+            number = 0
+            while not stop.is_set():
+                adapter = adapters[number % len(adapters)]
+                server.table.load(adapter.version, adapter.folder, sha256=adapter.files)
+                server.table.go_live(adapter.version)
+                number += 1
+
+        def converse(number: int) -> tuple[tuple[int, ...], httpx.Response] | None:
+            messages = [{"role": "user", "content": f"question {number} é 世界"}]
+            asked = {"messages": messages, "temperature": 0, "max_tokens": 12}
+            if number % 5 == 1:
+                with contextlib.suppress(httpx.ReadTimeout):
+                    httpx.post(_url(server), json=_body(**asked), timeout=0.01 * (1 + number))
+                return None
+            if number % 5 == 3:
+                with _stream(server, **asked) as response:
+                    next(response.iter_lines())
+                return None
+            return server.prompt(messages), _post(server, return_token_ids=True, **asked)
+
+        swapper = threading.Thread(target=swap)
+        swapper.start()
+        try:
+            with ThreadPoolExecutor(50) as pool:
+                answers = [one for one in pool.map(converse, range(50)) if one is not None]
+        finally:
+            stop.set()
+            swapper.join()
+        assert len(answers) == 30
+        for prompt, answer in answers:
+            assert answer.status_code == 200
+            version = int(answer.headers[VERSION_HEADER])
+            assert answer.json()["choices"][0]["token_ids"] == oracle.greedy(version, prompt, 12)
+        wait_until(lambda: server.engine.running == 0 and server.engine.waiting == 0)
+        # Nobody holds a version any more: all but the kept ones can go.
+        wait_until(lambda: not server.table._users)
+        assert len(server.table.versions()) <= 1 + 2
+
+
+@pytest.mark.parametrize(
+    ("lora_path", "said"),
+    [("\0", "is no path"), ("/dev/null", "cannot read"), ("x" * 5_000, "cannot read")],
+)
+def test_a_path_that_is_none_is_refused(server: Running, lora_path: str, said: str) -> None:
+    body = {"lora_name": "default-v1", "lora_path": lora_path}
+    answer = httpx.post(f"{server.url}/v1/load_lora_adapter", json=body, timeout=DEADLINE_S)
+    assert answer.status_code == 400
+    assert said in answer.json()["error"]["message"]
+
+
+def test_an_unforeseen_error_is_told_the_openai_way(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(AdapterTable, "bind", lambda _table, _name: fail(None))
+    answer = _post(server)
+    assert answer.status_code == 500
+    error = answer.json()["error"]
+    assert (error["type"], error["message"].split(";")[0]) == (
+        "server_error",
+        "the policy server failed: ZeroDivisionError",
+    )
+    monkeypatch.undo()
+    assert _post(server, max_tokens=2).status_code == 200
 
 
 def test_a_reply_keeps_its_version_although_a_newer_one_goes_live(

@@ -16,6 +16,7 @@ from learner.batch import TrainingSample
 from learner.model import BaseModel, load_base
 from learner.policy import PolicyNetwork, TokenRow
 from learner.ppo.diagnostics import METRICS
+from learner.ppo.losses import PolicyLoss, ValueLoss, policy_loss, value_loss
 from learner.update import PpoUpdater, decay_factor
 from streams.errors import ArtifactError, LearnerError, ModelError, UpdateStoppedError
 from streams.settings import LearnerSettings, ModelSettings
@@ -407,6 +408,71 @@ def test_an_update_that_moves_too_far_stops_before_the_next_step() -> None:
     # The step that went too far was the last one made.
     assert result.optimizer_step == result.metrics["batch/epochs"] - 1
     assert not updater(**eager).update(samples()).early_stopped
+
+
+def test_settings_bound_the_losses_and_metrics_count_where_they_did(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: dict[str, Any] = {}
+    policies: list[tuple[PolicyLoss, Tensor]] = []
+    values: list[ValueLoss] = []
+
+    def policy(*tensors: Tensor, **options: Any) -> PolicyLoss:
+        asked.update(options)
+        policies.append((policy_loss(*tensors, **options), tensors[3]))
+        return policies[-1][0]
+
+    def value(*tensors: Tensor, **options: Any) -> ValueLoss:
+        asked.update(options)
+        values.append(value_loss(*tensors, **options))
+        return values[-1]
+
+    monkeypatch.setattr("learner.update.policy_loss", policy)
+    monkeypatch.setattr("learner.update.value_loss", value)
+    bounds = {"dual_clip": 1.5, "value_clip": 0.01, "clip_coef": 0.1, "clip_coef_high": 0.3}
+    metrics = updater(epochs=6, learning_rate=0.05, **bounds).update(samples()).metrics
+    assert (asked["clip_low"], asked["clip_high"]) == (0.1, 0.3)
+    assert (asked["dual_clip"], asked["value_clip"]) == (1.5, 0.01)
+    tokens = sum(int(mask.sum()) for _, mask in policies)
+    counts = {
+        "clipfrac": sum(int(loss.clipped.sum()) for loss, _ in policies),
+        "dual_clipfrac": sum(int(loss.dual_clipped.sum()) for loss, _ in policies),
+        "value_clipfrac": sum(int(loss.clipped.sum()) for loss in values),
+        "policy_loss": sum(float(loss.losses.detach().sum()) for loss, _ in policies),
+        "value_loss": sum(float(loss.losses.detach().sum()) for loss in values),
+    }
+    assert all(counts.values())
+    for name, count in counts.items():
+        assert metrics[f"losses/{name}"] == pytest.approx(count / tokens, rel=1e-5), name
+    updater(clip_coef=0.1).update(samples())
+    assert (asked["clip_low"], asked["clip_high"]) == (0.1, 0.1)
+
+
+def test_gradients_are_clipped_before_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner = updater(max_grad_norm=0.01)
+    norms: list[float] = []
+
+    def step() -> None:
+        for group in learner._optimizer.param_groups:
+            grads = [p.grad for p in group["params"] if p.grad is not None]
+            norms.append(float(torch.cat([g.flatten() for g in grads]).norm()))
+
+    monkeypatch.setattr(learner._optimizer, "step", step)
+    metrics = learner.update(samples()).metrics
+    assert norms == [pytest.approx(0.01, rel=1e-3)] * 2
+    # What is reported is the norm before.
+    assert metrics["losses/grad_norm"] > 0.02
+    assert metrics["losses/value_grad_norm"] > 0.02
+
+
+def test_stale_metrics_count_tokens_at_the_cap() -> None:
+    prompt, reply = range(10, 20), range(30, 34)
+    own = logprobs_of(updater(), sample("a", prompt, reply, 1.0))
+    shift = torch.tensor([-5.0, 0.0, 0.0, math.log(4.0)])
+    one = sample("a", prompt, reply, 1.0, behaviour_logprobs=tuple((own + shift).tolist()))
+    metrics = updater(importance_weight_cap=1.5).update([one]).metrics
+    assert metrics["stale/capped_share"] == pytest.approx(0.25)
+    assert metrics["stale/importance_weight"] == pytest.approx((1.5 + 1 + 1 + 0.25) / 4, rel=1e-4)
 
 
 def test_penalty_metrics_say_what_was_taken_off() -> None:

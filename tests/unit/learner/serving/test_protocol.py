@@ -129,6 +129,11 @@ def test_a_wrong_value_is_refused_with_its_path(fields: dict[str, Any], param: s
     assert error.param.startswith(param)
 
 
+def test_null_asks_for_what_absence_asks_for() -> None:
+    optional = {"stop", "temperature", "max_tokens", "seed", "stream", "logprobs", "n", "tools"}
+    assert parse_request(body(**dict.fromkeys(optional))) == parse_request(body())
+
+
 @pytest.mark.parametrize("missing", ["model", "messages"])
 def test_a_missing_field_is_named(missing: str) -> None:
     data = json.dumps({key: value for key, value in MINIMAL.items() if key != missing}).encode()
@@ -136,7 +141,22 @@ def test_a_missing_field_is_named(missing: str) -> None:
     assert (error.param, error.code) == (missing, "missing_required_parameter")
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'"x"', b"\xff"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"\xff",
+        b'{"temperature": NaN}',
+        b'{"model": "\\ud800"}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+        b'{"seed": ' + b"9" * 5_000 + b"}",
+    ],
+    ids=range(10),
+)
 def test_what_is_no_json_object_is_refused(data: bytes) -> None:
     assert refusal(data).code == "invalid_json"
 
