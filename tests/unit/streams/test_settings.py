@@ -46,8 +46,12 @@ def test_the_four_addresses_answer_to_their_short_names(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("algin: {}\n", "algin"),
-        ("align: {settel_ms: 5}\n", "align.settel_ms"),
+        ("algin: {}\n", r"algin: unknown key \(did you mean align\?\)"),
+        ("align: {settel_ms: 5}\n", r"align.settel_ms: unknown key \(did you mean settle_ms\?\)"),
+        ("align: {xyzzy: 5}\n", "align.xyzzy: unknown key$"),
+        ("align:\n", "align: must be a mapping of its keys"),
+        ("serve: {port: 70000}\n", "serve.port"),
+        ("gateway: {upstream_url: localhost}\n", "gateway.upstream_url.*http://host:port"),
         ("align: {settle_ms: soon}\n", "align.settle_ms"),
         ("align: {settle_ms: 400000}\n", "settle_ms <= gap_ms <= max_open_ms"),
         ("align: {max_open_ms: 300000, max_skew_ms: 290000}\n", "max_skew_ms"),
@@ -68,10 +72,35 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_settings(tmp_path / "nowhere.yaml")
 
 
+def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "clawstream.yaml").write_bytes(b"\xff\xfe")
+    with pytest.raises(SettingsError, match=r"clawstream\.yaml is not valid YAML"):
+        load_settings(tmp_path / "clawstream.yaml")
+
+
 def test_an_unknown_environment_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CLAWSTREAM_ALIGN__SETTEL_MS", "5")
-    with pytest.raises(SettingsError, match="CLAWSTREAM_ALIGN__SETTEL_MS"):
+    says = r"CLAWSTREAM_ALIGN__SETTEL_MS \(did you mean CLAWSTREAM_ALIGN__SETTLE_MS\?\)"
+    with pytest.raises(SettingsError, match=says):
         load_settings()
+
+
+@pytest.mark.parametrize("name", ["CLAWSTREAM_GATEWAY__API_KEYS", "CLAWSTREAM_GATEWAY"])
+def test_a_mapping_in_the_environment_that_is_no_json_is_refused_unseen(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, '{"web": "hunter2"')
+    with pytest.raises(SettingsError, match=r"gateway.*must be JSON") as refused:
+        load_settings()
+    assert "hunter2" not in str(refused.value)
+
+
+def test_an_address_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCHEMA_REGISTRY_URL", "registry:8081")
+    with pytest.raises(SettingsError, match=r"SCHEMA_REGISTRY_URL.*http://host:port"):
+        load_settings()
+    monkeypatch.setenv("SCHEMA_REGISTRY_URL", "http://a:1,https://b")
+    assert load_settings().schema_registry_url == "http://a:1,https://b"
 
 
 def test_the_demo_preset_is_valid() -> None:

@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from streams.supervisor import ProcessError, Supervisor, uninterrupted
+from streams import supervisor as supervisor_module
+from streams.supervisor import ProcessError, Supervisor, sole_user, uninterrupted
 
 
 @pytest.fixture
@@ -41,6 +42,30 @@ def test_a_process_that_stops_is_started_again_up_to_a_limit(tmp_path: Path) -> 
         supervisor.restart_stopped(limit=1)
     supervisor.stop()
     assert supervisor.children == {}
+
+
+def test_a_restart_long_ago_is_forgiven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "_FORGIVEN_AFTER_S", 0.0)
+    supervisor = Supervisor(tmp_path, None)
+    supervisor.start("kafka", "status", "--data-dir", str(tmp_path / "none"))
+    for _ in range(2):
+        wait_until_stopped(supervisor, "kafka")
+        assert supervisor.restart_stopped(limit=1) == ["kafka"]
+    supervisor.stop()
+
+
+def hold(run_dir: Path) -> None:
+    with sole_user(run_dir):
+        pass
+
+
+def test_a_folder_has_one_supervisor(tmp_path: Path) -> None:
+    with (
+        sole_user(tmp_path / "run"),
+        pytest.raises(ProcessError, match=r"another clawstream runs in .*run"),
+    ):
+        hold(tmp_path / "run")
+    hold(tmp_path / "run")
 
 
 def test_waiting_for_a_process_that_stopped_shows_its_log(tmp_path: Path) -> None:

@@ -28,13 +28,33 @@ def write_state(folder: Path, pid: int, started_at_ms: int) -> None:
     (folder / "state.json").write_text(json.dumps(state))
 
 
+def wait_until_named(pid: int) -> None:
+    """A process that was just started has no command line for a moment."""
+    deadline = time.monotonic() + 30
+    while not psutil.Process(pid).cmdline():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_nothing_runs_in_a_folder_that_does_not_exist(tmp_path: Path) -> None:
     assert kafka_status(tmp_path / "none") is None
     assert stop_kafka(tmp_path / "none") is False
     assert not (tmp_path / "none").exists()
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"pid": 1}', "null"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "{}",
+        '{"pid": 1}',
+        "null",
+        '{"pid": "1", "started_at_ms": 1, "port": 1}',
+        '{"pid": -1, "started_at_ms": 1, "port": 1}',
+    ],
+)
 def test_a_damaged_state_file_is_no_node(tmp_path: Path, text: str) -> None:
     (tmp_path / "state.json").write_text(text)
     assert kafka_status(tmp_path) is None
@@ -59,6 +79,7 @@ def test_a_jvm_that_was_started_for_the_folder_is_the_node(tmp_path: Path) -> No
     command = [str(java), "-c", "input()", properties]
     jvm = subprocess.Popen(command, stdin=subprocess.PIPE)
     try:
+        wait_until_named(jvm.pid)
         write_state(tmp_path, jvm.pid, 7)
         running = kafka_status(tmp_path)
         assert running is not None
@@ -69,6 +90,35 @@ def test_a_jvm_that_was_started_for_the_folder_is_the_node(tmp_path: Path) -> No
     finally:
         jvm.communicate(b"\n", timeout=30)
     assert kafka_status(tmp_path) is None
+
+
+def test_a_node_whose_parent_lives_on_is_stopped_all_the_same(tmp_path: Path) -> None:
+    java = tmp_path / "java"
+    java.symlink_to(sys.executable)
+    command = [
+        str(java),
+        "-c",
+        "import time; time.sleep(600)",
+        f"{tmp_path.resolve()}/server.properties",
+    ]
+    code = (
+        "import os, sys\n"
+        f"print(os.posix_spawn({str(java)!r}, {command!r}, os.environ), flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    try:
+        wait_until_named(pid)
+        write_state(tmp_path, pid, 7)
+        assert stop_kafka(tmp_path, timeout_s=30) is True
+        assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        assert kafka_status(tmp_path) is None
+    finally:
+        parent.communicate("", timeout=30)
 
 
 def test_a_dead_process_is_no_node(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""What commands say, and that it fits a narrow terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from streams.cli import main
+from streams.cli.topics import _line
+from streams.cli.versions import _list_table, _show_tables
+from streams.lag import groups
+from streams.supervisor import sole_user
+from streams.topics import Change, ChangeKind
+from tests.unit.streams.registry.builders import version
+
+
+def config(tmp_path: Path, text: str = "") -> str:
+    path = tmp_path / "clawstream.yaml"
+    path.write_text(f"data_dir: {tmp_path}\n{text}", encoding="utf-8")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "applied", "line"),
+    [
+        (Change(topic="t", kind=ChangeKind.CREATE, after="4 x 1"), False, "create  t: 4 x 1\n"),
+        (Change(topic="t", kind=ChangeKind.CREATE, after="4 x 1"), True, "created t: 4 x 1\n"),
+        (
+            Change(topic="t", kind=ChangeKind.ALTER, setting="s", before=None, after="2"),
+            True,
+            "altered t: s unset -> 2\n",
+        ),
+        (
+            Change(
+                topic="t", kind=ChangeKind.REFUSE, setting="s", before="1", after="2", reason="no"
+            ),
+            False,
+            "refuse  t: s 1 -> 2 (no)\n",
+        ),
+    ],
+)
+def test_a_topic_change_is_one_line(change: Change, applied: bool, line: str) -> None:
+    assert _line(change, applied=applied) == line
+
+
+def test_the_list_of_versions_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    Console(width=80).print(_list_table((version(1), version(12)), {"default": 12}))
+    heading, first, second = capsys.readouterr().out.splitlines()
+    assert "…" not in heading + first + second
+    assert heading.split() == [
+        "policy", "version", "status", "parent", "segments", "reward", "KL", "made",
+    ]  # fmt: skip
+    assert second.split() == [
+        "default", "12", "live", "live", "base", "2", "-0.25", "0.01", "2023-11-14", "22:13",
+    ]  # fmt: skip
+
+
+def test_nothing_of_a_version_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    long = version(1, adapter_uri="file:///" + "a" * 100)
+    for table in _show_tables(long, True, (), ()):
+        Console(width=80).print(table)
+    shown = capsys.readouterr().out
+    assert shown.count("a" * 20) >= 2
+    assert "…" not in shown
+
+
+@pytest.mark.parametrize(("command", "folder"), [("up", "run"), ("demo", "demo")])
+def test_a_second_pipeline_in_one_folder_is_refused(
+    command: str, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "kept").write_text("x", encoding="utf-8")
+    with sole_user(tmp_path / folder):
+        assert main(["-c", config(tmp_path), command]) == 1
+    assert f"another clawstream runs in {tmp_path / folder}" in capsys.readouterr().err
+    assert (tmp_path / folder / "kept").exists()
+
+
+def test_a_summary_that_cannot_be_written_stops_the_demo_before_it_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "none" / "summary.json"
+    assert main(["-c", config(tmp_path), "demo", "--json", str(file)]) == 2
+    assert f"cannot write {file}" in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()
+
+
+def test_lag_without_a_broker_says_where_and_what_to_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "_TIMEOUT_S", 0.5)
+    assert main(["-c", config(tmp_path, "kafka: {bootstrap_servers: '127.0.0.1:1'}\n"), "lag"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: Kafka at 127.0.0.1:1: ")
+    assert "check the address" in said
+    assert "KafkaError" not in said
+
+
+def test_where_no_node_runs_the_same_folder_is_proposed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a b"
+    with pytest.raises(SystemExit):
+        main(["-c", config(tmp_path), "kafka", "status", "--data-dir", str(folder)])
+    assert f"clawstream kafka up --data-dir '{folder}'" in capsys.readouterr().out
