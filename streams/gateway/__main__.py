@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import httpx
 import uvicorn
 from fastapi import FastAPI
 
 from streams.clock import SystemClock
+from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.errors import BrokerError, ClawstreamError, SettingsError
 from streams.gateway.app import Gateway
 from streams.gateway.limits import largest_records
@@ -27,8 +28,9 @@ from streams.process import (
     report,
     stop_quietly,
 )
-from streams.serde import build_codec
+from streams.serde import Codec, build_codec
 from streams.settings import Settings, load_settings
+from streams.topics import FEEDBACK, TURNS
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +44,21 @@ _OVERRIDES = {
 }
 
 _SHUTDOWN_S = 10
+_SAMPLES: Mapping[str, DialogueTurn | FeedbackEvent] = {
+    TURNS: DialogueTurn(
+        event_id="e",
+        session_id="s",
+        turn_id="t",
+        role=Role.USER,
+        content="",
+        event_time=0,
+        source="s",
+    ),
+    FEEDBACK: FeedbackEvent(
+        event_id="e", session_id="s", kind=FeedbackKind.COPY, event_time=0, source="s"
+    ),
+}
+"""One record of each kind that the gateway writes; never published."""
 _BACKLOG = 2_048
 
 
@@ -64,24 +81,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(settings: Settings, host: str | None, port: int | None) -> int:
-    listener = _listen(
-        host or settings.gateway.host, settings.gateway.port if port is None else port
+    codec = build_codec(
+        settings.schema_registry_url, max_record_bytes=settings.kafka.max_message_bytes
     )
+    _ask_registry(codec)
     bootstrap = resolve_bootstrap(settings)
-    spool = Spool((settings.gateway.spool_dir or settings.data_dir / "spool") / "gateway.db")
-    try:
-        return _serve(settings, listener, bootstrap, spool)
-    finally:
-        spool.close()
+    chosen = settings.gateway.port if port is None else port
+    with _listen(host or settings.gateway.host, chosen) as listener:
+        spool = Spool((settings.gateway.spool_dir or settings.data_dir / "spool") / "gateway.db")
+        try:
+            return _serve(settings, listener, bootstrap, spool, codec)
+        finally:
+            spool.close()
 
 
-def _serve(settings: Settings, listener: socket.socket, bootstrap: str, spool: Spool) -> int:
+def _ask_registry(codec: Codec) -> None:
+    """Let the codec learn its schema ids now: no request may wait for the registry.
+
+    Raises:
+        SchemaError: The registry does not answer, or does not have the schemas.
+    """
+    for topic, record in _SAMPLES.items():
+        codec.encode(record, topic)
+
+
+def _serve(
+    settings: Settings, listener: socket.socket, bootstrap: str, spool: Spool, codec: Codec
+) -> int:
     sender = KafkaSender(
         lambda: make_producer(settings.kafka, bootstrap, on_error=_log_error, overrides=_OVERRIDES)
     )
     try:
         bound, taken = listener.getsockname()[:2]
-        app = _application(settings, SpoolingPublisher(sender, spool))
+        app = _application(settings, SpoolingPublisher(sender, spool), codec)
         # From here on connections wait for the server instead of being refused.
         listener.listen(_BACKLOG)
         logger.info("gateway on %s:%d for %s", bound, taken, settings.gateway.upstream_url)
@@ -98,10 +130,7 @@ def _serve(settings: Settings, listener: socket.socket, bootstrap: str, spool: S
     return 0
 
 
-def _application(settings: Settings, publisher: SpoolingPublisher) -> FastAPI:
-    codec = build_codec(
-        settings.schema_registry_url, max_record_bytes=settings.kafka.max_message_bytes
-    )
+def _application(settings: Settings, publisher: SpoolingPublisher, codec: Codec) -> FastAPI:
     clock = SystemClock()
     gateway = Gateway(
         GatewayService(codec, publisher, clock, settings.gateway.policy, largest_records(settings)),
@@ -130,6 +159,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listener.bind((host, port))
     except OSError as error:
+        listener.close()
         raise SettingsError(
             f"cannot listen on {host}:{port}: {error.strerror}; set gateway.port"
         ) from error
