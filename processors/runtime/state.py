@@ -194,7 +194,7 @@ def read_changelog(
         cancelled: Set by another thread to give up.
 
     Raises:
-        StateError: It cannot be read or decoded.
+        StateError: It cannot be read or decoded; the message leaves out which one it is.
         BrokerError: Kafka cannot be reached.
         RestoreCancelledError: ``cancelled`` was set.
     """
@@ -211,8 +211,6 @@ def read_changelog(
         return as_state(raw)
     except KafkaException as error:
         raise BrokerError(f"cannot read {topic} partition {partition}: {error}") from error
-    except StateError as error:
-        raise StateError(f"{topic} partition {partition}: {error}") from error
     finally:
         consumer.close()
 
@@ -240,7 +238,7 @@ def _read_to_end(
             elif error.code() == ConfluentError._PARTITION_EOF:
                 return
             elif not error.retriable() and error.code() not in _PASSING:
-                raise StateError(f"cannot read {topic} partition {partition}: {error}")
+                raise StateError(f"cannot be read: {error}")
 
 
 _PASSING = {ConfluentError._TRANSPORT, ConfluentError._ALL_BROKERS_DOWN}

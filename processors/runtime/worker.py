@@ -36,7 +36,7 @@ from processors.runtime.topics import Cluster
 from streams import metrics as names
 from streams.clock import Clock, SystemClock
 from streams.contracts import TICK_HEADER
-from streams.errors import ClawstreamError
+from streams.errors import ClawstreamError, StateError
 from streams.metrics import ProcessorMetrics
 from streams.process import announce_ready
 from streams.settings import Settings
@@ -241,6 +241,9 @@ class BatchWorker:
         runner = self._new_runner(partition)
         try:
             await runner.open()
+        except StateError as error:
+            await runner.close()
+            raise StateError(f"{self.spec.changelog} partition {partition}: {error}") from error
         except BaseException:
             await runner.close()
             raise

@@ -84,7 +84,12 @@ class Bench:
         self.folder = folder
         self.workers: list[WorkerProcess] = []
         self.producer = Producer(
-            {"bootstrap.servers": bootstrap, "partitioner": "murmur2_random", "linger.ms": 5}
+            {
+                "bootstrap.servers": bootstrap,
+                "partitioner": "murmur2_random",
+                "linger.ms": 5,
+                "message.max.bytes": 4_000_000,
+            }
         )
 
     def config(self, name: str = "worker", **sections: object) -> Path:

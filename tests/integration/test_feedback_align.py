@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 import threading
 import time
@@ -9,7 +10,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
+import aiokafka.producer.producer
 import pytest
+from aiokafka import AIOKafkaProducer
+from aiokafka.producer import message_accumulator
+from aiokafka.record.default_records import _DefaultRecordBatchBuilderPy
 
 from processors.feedback_align.agent import (
     ORIGIN_OFFSET,
@@ -34,6 +39,7 @@ from streams.settings import AlignSettings
 from tests.conftest import CreateTopics
 from tests.integration.align_worker import topics_of
 from tests.integration.harness import Bench, WorkerProcess, wait_until
+from tests.integration.headers import RawKey
 
 pytestmark = pytest.mark.broker
 
@@ -48,7 +54,9 @@ RULES = {
     "max_skew_ms": 500,
 }
 CODEC = build_codec()
-ARRIVALS = {"message.timestamp.type": "LogAppendTime"}
+MAX_BYTES = 1_200_000
+ROOM = {"max.message.bytes": str(MAX_BYTES)}
+ARRIVALS = {"message.timestamp.type": "LogAppendTime"} | ROOM
 
 Outputs = dict[str, Counter[bytes]]
 
@@ -74,7 +82,7 @@ class AlignBench(Bench):
         self,
         topic: str,
         value: bytes | None,
-        key: str = "k",
+        key: str | None = "k",
         partition: int | None = None,
         headers: Mapping[str, bytes] | None = None,
     ) -> None:
@@ -96,15 +104,17 @@ class AlignBench(Bench):
                     self.send(self.topics.feedback, self.thumb(session), session)
             assert self.producer.flush(20) == 0
 
-    def turn(self, session: str, role: Role, done: bool = False) -> bytes:
+    def turn(
+        self, session: str, role: Role, done: bool = False, content: str | None = None
+    ) -> bytes:
         self._number += 1
         return CODEC.encode(
             DialogueTurn(
                 event_id=f"e{self._number}",
                 session_id=session,
-                turn_id=f"{session}-{role}",
+                turn_id=f"{session}-{role if content is None else self._number}",
                 role=role,
-                content=f"{role} says {self._number}",
+                content=content or f"{role} says {self._number}",
                 event_time=time.time_ns() // 1_000_000,
                 source="test",
                 session_done=done,
@@ -148,7 +158,7 @@ class AlignBench(Bench):
                 AlignSettings(**RULES),
                 CODEC,
                 ProcessorMetrics("pure"),
-                8 * 1024 * 1024,
+                MAX_BYTES,
                 self.topics,
             )
             for topic, records in logs.items():
@@ -165,6 +175,18 @@ class AlignBench(Bench):
         wait_until(lambda: _total(self.found()) >= _total(expected), "all outputs", 20, 0.3)
         assert self.found() == expected
         return expected
+
+    def total_of(self, topic: str) -> int:
+        return len(self.read(topic, PARTITIONS))
+
+    def state_bytes(self) -> int:
+        """The most that the entries of the state ever had together, in either partition."""
+        sizes: dict[bytes | None, int] = {}
+        most = 0
+        for record in self.read(f"{self.prefix}.state", PARTITIONS):
+            sizes[record.key] = len(record.value or b"")
+            most = max(most, sum(sizes.values()))
+        return most
 
     def dead_letters(self) -> dict[tuple[str, int, int], DeadLetter]:
         records = self.read(self.topics.dead_letters, PARTITIONS)
@@ -193,8 +215,8 @@ def bench(
         {
             f"{prefix}.turns": (PARTITIONS, ARRIVALS),
             f"{prefix}.feedback": (PARTITIONS, ARRIVALS),
-            f"{prefix}.segments": (PARTITIONS, {}),
-            f"{prefix}.dead": (PARTITIONS, {}),
+            f"{prefix}.segments": (PARTITIONS, ROOM),
+            f"{prefix}.dead": (PARTITIONS, ROOM),
             f"{prefix}.state": (PARTITIONS, {"cleanup.policy": "compact"}),
         }
     )
@@ -259,6 +281,56 @@ def test_poison_is_kept_with_its_coordinates_and_the_stream_goes_on(bench: Align
         ORIGIN_OFFSET: b"0",
     }
     assert worker.process.poll() is None
+
+
+async def test_keys_and_headers_of_any_kind_do_no_harm(
+    bench: AlignBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = bench.topics.turns
+    sessions = [f"s{number}" for number in range(4)]
+    for session, key in zip(sessions, (None, "", "another", "s3"), strict=True):
+        bench.send(turns, bench.turn(session, Role.USER), key, partition=_home(session))
+    assert bench.producer.flush(20) == 0
+    # Only the client's builder in Python writes what it is told to.
+    for module in (message_accumulator, aiokafka.producer.producer):
+        monkeypatch.setattr(module, "DefaultRecordBatchBuilder", _DefaultRecordBatchBuilderPy)
+    producer = AIOKafkaProducer(bootstrap_servers=bench.bootstrap)
+    await producer.start()
+    strange = [(RawKey(b"\xff\xfe"), b"\xff"), (RawKey(b""), b"")]
+    try:
+        for value in (bench.turn("s0", Role.ASSISTANT, done=True), b"poison"):
+            await producer.send_and_wait(turns, value, partition=_home("s0"), headers=strange)
+    finally:
+        await producer.stop()
+    worker = bench.start()
+    await asyncio.to_thread(
+        wait_until, lambda: bench.total_of(bench.topics.segments) == 4, "all segments"
+    )
+    (dead,) = bench.dead_letters().values()
+    assert dead.value == b"poison"
+    assert [(h.key, h.value) for h in dead.headers] == [("\ufffd\ufffd", b"\xff"), ("", b"")]
+    assert worker.process.poll() is None
+
+
+def test_a_session_larger_than_any_record_survives_a_kill(bench: AlignBench) -> None:
+    turns, session = bench.topics.turns, "large"
+    worker = bench.start()
+    worker.wait_ready()
+    for _ in range(12):
+        bench.send(turns, bench.turn(session, Role.USER, content="x" * 900_000), session)
+    assert bench.producer.flush(20) == 0
+    wait_until(lambda: bench.state_bytes() > 2 * MAX_BYTES, "a large state")
+    worker.kill()
+    bench.send(turns, bench.turn(session, Role.ASSISTANT, done=True), session)
+    fields = len(bench.turn(session, Role.USER, content="x"))
+    largest = bench.turn(session, Role.USER, content="x" * (MAX_BYTES - fields - 150))
+    bench.send(turns, largest, partition=1 - _home(session))
+    assert bench.producer.flush(20) == 0
+    bench.start().wait_ready()
+    bench.assert_exact()
+    dead = bench.dead_letters().values()
+    assert {letter.reason for letter in dead} == {DeadLetterReason.OVERSIZED}
+    assert any("too large to be published" in letter.message for letter in dead)
 
 
 def _home(session: str) -> int:

@@ -14,87 +14,25 @@ from pathlib import Path
 import pytest
 
 from processors.runtime.records import Output
-from processors.runtime.state import TransactionalWriter, encode_meta, read_changelog
+from processors.runtime.state import (
+    PART_BYTES,
+    TransactionalWriter,
+    encode_meta,
+    read_changelog,
+)
 from streams.errors import FencedError
 from streams.settings import KafkaSettings
-from tests.conftest import CreateTopics
-from tests.integration.harness import Bench, WorkerProcess, wait_until
-from tests.integration.toy import ToyProcessor
+from tests.integration.harness import WorkerProcess, wait_until
+from tests.integration.toy_bench import ToyBench, toy_bench
 
 pytestmark = pytest.mark.broker
-
-PARTITIONS = 3
-GAP_MS = 300
-TOY = "tests.integration.toy"
-
-
-class ToyBench(Bench):
-    """The toy's topics, and its outputs against those of a run without any runtime."""
-
-    def __init__(self, bootstrap: str, folder: Path, prefix: str) -> None:
-        super().__init__(bootstrap, folder)
-        self.prefix = prefix
-        self.inputs = (f"{prefix}.a", f"{prefix}.b")
-        self._number = 0
-
-    def start(self, name: str, instance: str | None = None) -> WorkerProcess:
-        # Small limits, so that a backlog of one input runs into all of them.
-        limits = {"max_batch_records": 50, "max_buffered_records": 60}
-        config = self.config(name, worker={"group_instance_id": instance, **limits})
-        return self.worker(TOY, self.prefix, str(GAP_MS), str(config), name=name)
-
-    def produce(self, count: int) -> None:
-        for _ in range(count):
-            number = self._number = self._number + 1
-            topic = self.inputs[number % 3 == 0]
-            self.producer.produce(topic, key=f"k{number % 17}", value=f"v{number}")
-            self.producer.poll(0)
-        assert self.producer.flush(20) == 0
-
-    def outputs(self) -> Counter[bytes]:
-        return Counter(r.value or b"" for r in self.read(f"{self.prefix}.out", 2))
-
-    def expected(self) -> tuple[Counter[bytes], bool]:
-        """What a pure run over the log as it is now gives, and whether all is closed."""
-        logs = {topic: self.read(topic, PARTITIONS) for topic in self.inputs}
-        values: Counter[bytes] = Counter()
-        closed = True
-        for partition in range(PARTITIONS):
-            processor = ToyProcessor(self.inputs, "out", GAP_MS)
-            for topic, records in logs.items():
-                processor.feed(topic, [r for r in records if r.partition == partition])
-            outcome = processor.drain(1_000_000)
-            values.update(output.value or b"" for output in outcome.outputs)
-            closed = closed and not processor.keys and not processor.needs_tick(0)
-        return values, closed
-
-    def assert_exact(self) -> None:
-        """Wait until every key is closed; then the outputs are those of the pure run."""
-        wait_until(lambda: self.expected()[1], "all keys closed", 40, 0.3)
-        expected = self.expected()[0]
-        wait_until(lambda: self.outputs().total() >= expected.total(), "all outputs", 20, 0.3)
-        assert self.outputs() == expected
-        assert max(expected.values()) == 1
 
 
 @pytest.fixture
 def bench(
-    kafka_bootstrap: str,
-    create_topics: CreateTopics,
-    unique_name: Callable[[str], str],
-    tmp_path: Path,
+    kafka_bootstrap: str, unique_name: Callable[[str], str], tmp_path: Path
 ) -> Iterator[ToyBench]:
-    prefix = unique_name("toy")
-    arrivals = {"message.timestamp.type": "LogAppendTime"}
-    create_topics(
-        {
-            f"{prefix}.a": (PARTITIONS, arrivals),
-            f"{prefix}.b": (PARTITIONS, arrivals),
-            f"{prefix}.out": (2, {}),
-            f"{prefix}.state": (PARTITIONS, {"cleanup.policy": "compact"}),
-        }
-    )
-    made = ToyBench(kafka_bootstrap, tmp_path, prefix)
+    made = toy_bench(kafka_bootstrap, tmp_path, unique_name("toy"))
     yield made
     made.stop_all()
 
@@ -189,3 +127,20 @@ def test_what_a_restore_reads_ends_at_the_end(bench: ToyBench) -> None:
     kafka = KafkaSettings(bootstrap_servers=bench.bootstrap)
     state = read_changelog(kafka, f"{bench.prefix}.state", 0, threading.Event())
     assert (state.entries, state.applied, state.meta) == ({}, {}, None)
+
+
+async def test_an_entry_larger_than_any_record_is_restored_and_forgotten(bench: ToyBench) -> None:
+    kafka = KafkaSettings(bootstrap_servers=bench.bootstrap)
+    topic = f"{bench.prefix}.state"
+    large = b"0123456789abcdef" * (20 * PART_BYTES // 16)
+    values = (large, large[: PART_BYTES + 1], b"small", None)
+    for number, value in enumerate(values):
+        writer = TransactionalWriter(kafka, bench.prefix, 0, topic)
+        await writer.start()
+        writer.resume(read_changelog(kafka, topic, 0, threading.Event()))
+        await writer.commit([], {b"k": value}, encode_meta({"a": number}, b""))
+        await writer.close()
+        state = read_changelog(kafka, topic, 0, threading.Event())
+        assert state.entries == ({} if value is None else {b"k": value})
+        assert state.applied == {"a": number}
+    assert state.parts == {}

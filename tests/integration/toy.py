@@ -19,6 +19,7 @@ from pathlib import Path
 from processors.runtime.process import run_worker
 from processors.runtime.records import Outcome, Output, RawRecord
 from processors.runtime.worker import WorkerSpec
+from streams.errors import StateError
 from streams.settings import load_settings
 
 
@@ -52,7 +53,10 @@ class ToyProcessor:
 
     def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
         for key, value in entries:
-            self.keys[key] = Key(*json.loads(value))
+            try:
+                self.keys[key] = Key(*json.loads(value))
+            except ValueError as error:
+                raise StateError(f"these {len(value)} bytes are no entry") from error
         if meta is not None:
             saved = json.loads(meta)
             self.applied, self.clock_ms = saved["applied"], saved["clock_ms"]

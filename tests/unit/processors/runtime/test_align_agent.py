@@ -255,19 +255,19 @@ def test_what_could_never_be_written_again_is_a_dead_letter_at_once(log: Log, va
     assert (letter.reason, letter.value) == (DeadLetterReason.INVALID, value)
 
 
-def test_so_is_an_avro_record_with_numbers_of_more_than_32_bits(log: Log) -> None:
-    fits = [
-        {"token_ids": (-(1 << 31), (1 << 31) - 1)},
-        {"sampling": Sampling(top_k=(1 << 31) - 1)},
-    ]
-    breaks = [{"token_ids": (1 << 31,)}, {"prompt_token_ids": (0, -(1 << 31) - 1)}]
-    breaks += [{"sampling": Sampling(top_k=1 << 31)}, {"sampling": Sampling(max_tokens=1 << 40)}]
+def test_so_is_an_avro_record_with_numbers_of_more_than_32_bits() -> None:
+    most, least = (1 << 31) - 1, -(1 << 31)
     plain = CODEC.decode(turn(1_000, Role.ASSISTANT), DialogueTurn)
-    for fields in fits:
-        _check_numbers(replace(plain, **fields))
-    for fields in breaks:
+    _check_numbers(replace(plain, token_ids=(least, most), prompt_token_ids=()))
+    _check_numbers(replace(plain, sampling=Sampling(top_k=most)))
+    for broken in (
+        replace(plain, token_ids=(most + 1,)),
+        replace(plain, prompt_token_ids=(0, least - 1)),
+        replace(plain, sampling=Sampling(top_k=most + 1)),
+        replace(plain, sampling=Sampling(max_tokens=1 << 40)),
+    ):
         with pytest.raises(InvalidRecordError, match="32 bits"):
-            _check_numbers(replace(plain, **fields))
+            _check_numbers(broken)
 
 
 def test_ids_as_long_as_they_may_be_pass_through(log: Log) -> None:
