@@ -433,7 +433,7 @@ def _problem(item: Mapping[str, Any]) -> str:
         return f"unknown key{_nearest(str(key), _keys_of(sections))}"
     if item["type"] == "model_type":
         return "must be a mapping of its keys"
-    return str(item["msg"])
+    return str(item["msg"]).removeprefix("Value error, ")
 
 
 def _keys_of(sections: list[Any]) -> set[str]:

@@ -36,7 +36,7 @@ def list_versions(
     if as_json:
         print_json([_as_dict(v) | {"is_live": live[v.policy] == v.version} for v in versions])
     elif versions:
-        _print(_list_table(versions, live))
+        _print_whole(_list_table(versions, live))
     else:
         whose = "every policy" if policy is None else f"policy {policy!r}"
         typer.echo(f"no versions yet: {whose} answers with its base model")
@@ -96,20 +96,30 @@ def _print(*tables: Table) -> None:
         console.print(table)
 
 
+def _print_whole(table: Table) -> None:
+    """Print each row on one line of its own, whatever the width: for eyes and for ``grep``."""
+    from rich.console import Console
+    from rich.measure import Measurement
+
+    console = Console()
+    wide = console.options.update(max_width=10_000)
+    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
+    console.print(table, crop=False, no_wrap=True, overflow="ignore")
+
+
 def _list_table(versions: tuple[ModelVersion, ...], live: dict[str, int | None]) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("policy", "version", "", "status", "parent", "segments", *_KEY_METRICS, "made"):
+    for heading in ("policy", "version", "status", "parent", "segments", *_KEY_METRICS, "made"):
         table.add_column(heading, no_wrap=True)
     for version in versions:
-        mark = "live" if live[version.policy] == version.version else ""
+        is_live = live[version.policy] == version.version
         _add_row(
             table,
             version.policy,
             version.version,
-            mark,
-            version.status.value,
+            "live" if is_live else version.status.value,
             _parent(version),
             version.segment_count,
             *(_number(version.metrics.get(name)) for name in _KEY_METRICS.values()),

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from streams.cli import main
 from streams.cli.topics import _line
-from streams.cli.versions import _list_table, _show_tables
+from streams.cli.versions import _list_table, _print_whole, _show_tables
+from streams.contracts import VersionStatus
 from streams.lag import groups
 from streams.supervisor import sole_user
 from streams.topics import Change, ChangeKind
@@ -45,16 +46,35 @@ def test_a_topic_change_is_one_line(change: Change, applied: bool, line: str) ->
     assert _line(change, applied=applied) == line
 
 
-def test_the_list_of_versions_fits_80_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    Console(width=80).print(_list_table((version(1), version(12)), {"default": 12}))
-    heading, first, second = capsys.readouterr().out.splitlines()
-    assert "…" not in heading + first + second
+def test_the_list_of_versions_fits_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    metrics = {"rewards/mean": -0.23456, "losses/approx_kl": 0.0159444}
+    old = version(1, metrics=metrics, status=VersionStatus.RETIRED)
+    _print_whole(_list_table((old, version(12)), {"default": 12}))
+    lines = capsys.readouterr().out.splitlines()
+    heading, first, second = lines
+    assert max(len(line.rstrip()) for line in lines) <= 80
+    assert "retired" in first
+    assert "0.01594  2023-11-14 22:13" in first
     assert heading.split() == [
         "policy", "version", "status", "parent", "segments", "reward", "KL", "made",
     ]  # fmt: skip
     assert second.split() == [
-        "default", "12", "live", "live", "base", "2", "-0.25", "0.01", "2023-11-14", "22:13",
+        "default", "12", "live", "base", "2", "-0.25", "0.01", "2023-11-14", "22:13",
     ]  # fmt: skip
+
+
+def test_a_long_policy_name_is_not_cut_off(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    name = "customer-service-in-german-and-english"
+    _print_whole(_list_table((version(1, policy=name),), {name: None}))
+    _, line = capsys.readouterr().out.splitlines()
+    assert line.startswith(name)
+    assert line.rstrip().endswith("22:13")
 
 
 def test_nothing_of_a_version_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
