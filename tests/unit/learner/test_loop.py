@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from learner.feed import Feed
-from learner.loop import Learner, Trained
+from learner.loop import Learner, Trained, run
 from learner.publish import Publisher
 from learner.window import Window
 from streams.clock import ManualClock
 from streams.contracts import DeadLetter, DeadLetterReason, ScoredSegment, VersionStatus
-from streams.errors import ClawstreamError, LearnerError, RegistryError
-from streams.registry import ArtifactStore, Registry
+from streams.errors import ArtifactError, ClawstreamError, LearnerError, RegistryError
+from streams.registry import ArtifactStore, Registry, StoredFolder
 from streams.serde import build_codec
-from streams.settings import LearnerSettings
+from streams.settings import KafkaSettings, LearnerSettings, Settings
 from tests.unit.learner.fakes import (
     BASE,
     FakeConsumer,
@@ -434,3 +434,47 @@ def test_a_stop_interrupts_an_update_and_the_next_start_makes_it(
     assert bench.adapter(2) == whole.adapter(2)
     assert bench.registry.lineage("default", 2) == whole.registry.lineage("default", 2)
     whole.registry.close()
+
+
+@pytest.mark.parametrize("place", ["adapter", "state", "registry"])
+def test_what_cannot_be_written_is_made_again_by_the_next_start(
+    place: str, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    writing = ArtifactStore.write
+
+    def full(
+        store: ArtifactStore, policy: str, name: str, fill: Callable[[Path], object]
+    ) -> StoredFolder:
+        if name.startswith("policy" if place == "adapter" else "learner"):
+            raise ArtifactError("no space left")
+        return writing(store, policy, name, fill)
+
+    def locked(*_: object, **__: object) -> None:
+        raise RegistryError("database is locked")
+
+    if place == "registry":
+        monkeypatch.setattr(Registry, "record", locked)
+    else:
+        monkeypatch.setattr(ArtifactStore, "write", full)
+    with pytest.raises((ArtifactError, RegistryError), match=r"no space left|locked"):
+        bench.run(FakeTrainer())
+    assert bench.registry.versions() == ()
+    assert bench.writer.records == []
+    monkeypatch.undo()
+    assert bench.run(FakeTrainer()) == 1
+    assert bench.offsets() == [(0, 4)]
+    assert [v.version for v in bench.writer.versions()] == [1]
+
+
+def test_a_second_learner_of_a_policy_is_refused_before_it_loads_a_model(tmp_path: Path) -> None:
+    def load(_: Settings) -> FakeTrainer:
+        raise AssertionError("the model was loaded")
+
+    settings = Settings(data_dir=tmp_path, kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    store = ArtifactStore.open(settings.effective_artifacts_url)
+    with (
+        store.claim(settings.learner.policy),
+        pytest.raises(ArtifactError, match="another learner of policy 'default'"),
+    ):
+        run(settings, load, stopping=threading.Event())
