@@ -261,7 +261,7 @@ class Gateway:
         reply, end = ReplyBuilder(), Ending.BROKEN
         try:
             body = await _object(answer)
-            if not isinstance(body.get("choices"), list):
+            if not (isinstance(body.get("choices"), list) and body["choices"]):
                 raise ServingError(f"the policy server sent no choices: {str(body)[:200]}")
             reply.feed(body)
             end = Ending.HUNG_UP if await request.is_disconnected() else Ending.DONE

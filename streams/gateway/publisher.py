@@ -60,6 +60,7 @@ class Sender(Protocol):
         Raises:
             DeliveryError: At least one was not acknowledged. It may still have been written:
                 sending again is safe, since the aligner drops equal events.
+            BrokerError: There is no producer to send with.
         """
         ...
 
@@ -197,7 +198,7 @@ class SpoolingPublisher:
         if not len(self._spool):
             try:
                 refused = await self._sender.send(envelopes)
-            except DeliveryError as error:
+            except BrokerError as error:
                 logger.warning("kafka is away, spooling to disk: %s", error)
             else:
                 if refused:
@@ -220,7 +221,7 @@ class SpoolingPublisher:
         if last_id != self._sent_through:
             try:
                 self._refused = tuple(await self._sender.send(waiting))
-            except DeliveryError:
+            except BrokerError:
                 return False
             self._sent_through = last_id
         await asyncio.to_thread(self._spool.drop_through, last_id, self._refused)

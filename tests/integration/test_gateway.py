@@ -378,7 +378,8 @@ class TestAPolicyServerThatFails:
     @pytest.mark.parametrize(
         ("body", "status"),
         [
-            (b"<html>", 200), (b"[]", 200), (b"{}", 200), (b'{"choices": 5}', 200), (b"", 200),
+            (b"<html>", 200), (b"[]", 200), (b"{}", 200), (b'{"choices": 5}', 200),
+            (b'{"choices": []}', 200), (b"", 200),
             (b"<html>", 503), (b'{"error": {"message": "no"}}', 401), (b"", 307),
         ],
     )  # fmt: skip

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError, Producer
 
 import streams.gateway.publisher as publisher_module
 import streams.gateway.spool as spool_module
-from streams.errors import OversizedError, SpoolError
+from streams.errors import BrokerError, OversizedError, SpoolError
 from streams.gateway.publisher import DeliveryError, KafkaSender, Refused, SpoolingPublisher
 from streams.gateway.spool import Envelope, Spool
 
@@ -304,3 +304,14 @@ def test_large_events_are_read_a_few_at_a_time(
     assert some == [large] * 2
     spool.drop_through(last_id)
     assert spool.first(99)[1] == [large]
+
+
+async def test_without_a_producer_events_wait_on_disk(spool: Spool) -> None:
+    class Nothing(FlakySender):
+        async def send(self, envelopes: Sequence[Envelope]) -> Sequence[Refused]:
+            raise BrokerError("no client can be made")
+
+    publisher = SpoolingPublisher(Nothing(), spool)
+    await publisher.publish([envelope(1)])
+    assert not await publisher.flush_once()
+    assert publisher.spooled == 1
