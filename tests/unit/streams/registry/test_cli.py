@@ -65,12 +65,11 @@ def test_an_empty_registry_says_so(invoke: Invoke) -> None:
 
 def test_the_list_marks_what_is_live(invoke: Invoke, registry: Registry) -> None:
     fill(registry)
-    rows = [line.split("│") for line in invoke("list", "--policy", "npc").splitlines()]
-    cells = [[cell.strip() for cell in row] for row in rows if len(row) > 4]
-    assert [row[2:6] for row in cells] == [
-        ["1", "", "retired", "base"],
-        ["2", "live", "live", "1"],
-        ["3", "", "rejected", "2"],
+    rows = [line.split() for line in invoke("list", "--policy", "npc").splitlines()[1:]]
+    assert [row[1:4] for row in rows] == [
+        ["1", "retired", "base"],
+        ["2", "live", "1"],
+        ["3", "rejected", "2"],
     ]
 
 
