@@ -311,9 +311,10 @@ class TransactionalWriter:
                 for key, part in self._parts.records(entry, value):
                     futures.append(await self._send_state(producer, key, part))
             futures.append(await self._send_state(producer, META_KEY, meta))
-            await producer.commit_transaction()
+            # The client commits a transaction of which Kafka refused a record.
             for future in futures:
-                future.result()
+                await future
+            await producer.commit_transaction()
         except KafkaError as error:
             _mark_seen(futures)
             raise self._mapped(error) from error

@@ -72,7 +72,7 @@ def test_an_output_topic_that_takes_nothing_for_a_while_costs_nothing(
     out = f"{bench.prefix}.out"
     worker = bench.start("worker", instance="one")
     worker.wait_ready()
-    set_config(admin, out, "max.message.bytes", "1")
+    set_config(admin, out, "max.message.bytes", "90")
     bench.produce(100)
     assert "cannot write as" in stopped(worker)
     assert "cannot write as" in stopped(bench.start("worker", instance="one"))
