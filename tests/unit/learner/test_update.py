@@ -429,7 +429,12 @@ def test_settings_bound_the_losses_and_metrics_count_where_they_did(
 
     monkeypatch.setattr("learner.update.policy_loss", policy)
     monkeypatch.setattr("learner.update.value_loss", value)
-    bounds = {"dual_clip": 1.5, "value_clip": 0.01, "clip_coef": 0.1, "clip_coef_high": 0.3}
+    bounds: dict[str, Any] = {
+        "dual_clip": 1.5,
+        "value_clip": 0.01,
+        "clip_coef": 0.1,
+        "clip_coef_high": 0.3,
+    }
     metrics = updater(epochs=6, learning_rate=0.05, **bounds).update(samples()).metrics
     assert (asked["clip_low"], asked["clip_high"]) == (0.1, 0.3)
     assert (asked["dual_clip"], asked["value_clip"]) == (1.5, 0.01)
