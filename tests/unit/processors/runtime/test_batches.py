@@ -12,6 +12,7 @@ from faust.types import TP
 
 from processors.runtime.batches import BatchConsumer
 from processors.runtime.records import Record
+from streams.errors import StateError
 
 A, B = TP("a", 0), TP("b", 0)
 
@@ -33,6 +34,9 @@ class Owner:
     def applied_offset(self, topic: str, partition: int) -> int | None:
         return self.applied.get(topic)
 
+    def restored(self, topic: str, partition: int) -> bool:
+        return True
+
 
 class Consumer(BatchConsumer):
     """Fetches what it is given; remembers that it sought."""
@@ -48,6 +52,7 @@ class Consumer(BatchConsumer):
         self.app: Any = SimpleNamespace(consumer_generation_id=1)
         self.flow_active = True
         self.sought = 0
+        self.earliest = self.end = 0
         self.seek_error: Exception | None = None
         self._fetched, self._during = fetched, during
         self._read_offset: Any = {}
@@ -61,6 +66,15 @@ class Consumer(BatchConsumer):
 
     def _note_positions(self, batches: Any) -> None:
         self._delivered.update({tp: records[-1].offset for tp, records in batches.items()})
+
+    def assignment(self) -> set[TP]:
+        return {A, B}
+
+    async def earliest_offsets(self, *partitions: TP) -> dict[TP, int]:
+        return dict.fromkeys(partitions, self.earliest)
+
+    async def highwaters(self, *partitions: TP) -> dict[TP, int]:
+        return dict.fromkeys(partitions, self.end)
 
     async def perform_seek(self) -> None:
         self.sought += 1
@@ -132,3 +146,35 @@ def test_the_group_commits_what_is_applied_and_markers_once_all_is() -> None:
     assert consumer._new_offset(A) == 8
     consumer._delivered[A] = 7
     assert consumer._new_offset(A) == 11
+
+
+@pytest.mark.parametrize(
+    ("earliest", "lost"), [(8, ""), (9, "offsets=8..8"), (12, "offsets=8..11")]
+)
+async def test_a_jump_ahead_is_a_loss_only_if_what_is_left_out_is_gone(
+    earliest: int, lost: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    consumer = Consumer({A: batch("a", 12), B: batch("b", 1)})
+    consumer._read_to[A], consumer.earliest = 8, earliest
+    with caplog.at_level(logging.ERROR):
+        assert len([tp async for tp, _ in consumer.getmany(1.0)]) == 2
+    assert lost in caplog.text
+    assert bool(caplog.records) == bool(lost)
+
+
+async def test_offsets_that_begin_again_are_refused() -> None:
+    consumer = Consumer({A: batch("a", 7)})
+    consumer._read_to[A] = 7
+    assert len([tp async for tp, _ in consumer.getmany(1.0)]) == 1
+    consumer._read_to[A] = 8
+    with pytest.raises(StateError, match="a partition 0 was read to offset 7, but offset 7 came"):
+        [tp async for tp, _ in consumer.getmany(1.0)]
+
+
+async def test_an_input_that_ends_before_what_was_applied_is_refused() -> None:
+    consumer = Consumer({}, applied={"a": 7})
+    consumer.end = 8
+    await consumer.check_ends()
+    consumer.end = 7
+    with pytest.raises(StateError, match="it now ends at offset 7"):
+        await consumer.check_ends()

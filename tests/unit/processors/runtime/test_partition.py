@@ -82,6 +82,14 @@ async def test_what_gathers_during_a_transaction_goes_into_the_next_one(
     assert [outputs for outputs, _, _ in stage.writer.commits] == [[b"0"], [b"1", b"2", b"3"]]
 
 
+async def test_the_writer_learns_what_was_restored(stage: Stage) -> None:
+    stage.state = RestoredState({b"k": b"1"}, {"a": 4}, b"m", {b"k": 3})
+    runner = stage.runner()
+    await runner.open()
+    assert stage.writer.resumed is stage.state
+    await runner.close()
+
+
 async def test_an_input_offset_is_not_applied_before_its_transaction_is_committed(
     stage: Stage, runner: PartitionRunner
 ) -> None:

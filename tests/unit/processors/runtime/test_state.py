@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import msgspec
 import pytest
-from aiokafka.errors import KafkaTimeoutError, ProducerFenced
+from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError, ProducerFenced
 
+from processors.runtime.records import Output
 from processors.runtime.state import (
     ENTRY_PREFIX,
     META_KEY,
     PART_BYTES,
     PART_PREFIX,
     Parts,
+    RestoredState,
     TransactionalWriter,
     as_state,
     collect,
@@ -128,3 +133,59 @@ async def test_a_writer_that_was_not_started_says_so() -> None:
     with pytest.raises(StateError, match="app-3 is not started"):
         await writer.commit([], {}, b"")
     await writer.close()
+
+
+class Producer:
+    """Answers each record with the next of its answers, or at once."""
+
+    def __init__(self, *answers: Exception) -> None:
+        self.answers = list(answers)
+        self.calls: list[str] = []
+        self.sent: list[tuple[str, bytes | None, bytes | None]] = []
+
+    async def begin_transaction(self) -> None:
+        self.calls.append("begin")
+
+    async def commit_transaction(self) -> None:
+        self.calls.append("commit")
+
+    async def stop(self) -> None:
+        self.calls.append("stop")
+
+    async def send(self, topic: str, **record: Any) -> asyncio.Future[None]:
+        self.sent.append((topic, record["key"], record["value"]))
+        future = asyncio.get_running_loop().create_future()
+        if self.answers:
+            future.set_exception(self.answers.pop())
+        else:
+            future.set_result(None)
+        return future
+
+
+def writer_over(producer: Producer) -> TransactionalWriter:
+    writer = TransactionalWriter(KafkaSettings(bootstrap_servers="h:1"), "app", 3, "state")
+    writer._producer = producer  # type: ignore[assignment]
+    return writer
+
+
+async def test_outputs_entries_and_the_partition_record_are_one_transaction() -> None:
+    producer = Producer()
+    writer = writer_over(producer)
+    writer.resume(RestoredState(parts={b"gone": 2}))
+    out = Output(topic="out", key=b"k", value=b"v")
+    await writer.commit([out], {b"e": b"1", b"gone": None}, b"meta")
+    assert producer.calls == ["begin", "commit"]
+    assert producer.sent == [
+        ("out", b"k", b"v"),
+        ("state", part_key(b"e", 0), b"1"),
+        ("state", part_key(b"gone", 0), None),
+        ("state", part_key(b"gone", 1), None),
+        ("state", META_KEY, b"meta"),
+    ]
+
+
+async def test_a_transaction_of_which_a_record_is_refused_is_not_committed() -> None:
+    producer = Producer(MessageSizeTooLargeError())
+    with pytest.raises(StateError, match="cannot write as app-3: MessageSizeTooLarge"):
+        await writer_over(producer).commit([], {b"e": b"1"}, b"meta")
+    assert producer.calls == ["begin"]

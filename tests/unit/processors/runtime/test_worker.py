@@ -1,15 +1,23 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from aiokafka.errors import KafkaTimeoutError
 
 from processors.feedback_align.__main__ import main as align_main
+from processors.feedback_align.app import build_spec
 from processors.reward.__main__ import main as reward_main
 from processors.runtime import topics
 from processors.runtime.connection import aiokafka_config, faust_brokers, faust_credentials
+from processors.runtime.topics import Cluster
+from processors.runtime.worker import BatchWorker
+from streams import metrics as names
 from streams.errors import SettingsError
-from streams.settings import KafkaSettings
+from streams.metrics import ProcessorMetrics
+from streams.settings import KafkaSettings, Settings
 
 
 @pytest.mark.parametrize("main", [align_main, reward_main])
@@ -59,3 +67,27 @@ def test_settings_in_the_words_of_each_client() -> None:
 def test_no_address_is_an_error_that_says_what_to_set() -> None:
     with pytest.raises(SettingsError, match="KAFKA_BOOTSTRAP_SERVERS"):
         faust_brokers(KafkaSettings())
+
+
+class Broken:
+    """A producer that a broker turned down."""
+
+    stopped = 0
+
+    def create_batch(self) -> Any:
+        raise KafkaTimeoutError
+
+    async def stop(self) -> None:
+        self.stopped += 1
+
+
+async def test_a_tick_producer_that_failed_is_replaced(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, kafka=KafkaSettings(bootstrap_servers="h:1"))
+    metrics = ProcessorMetrics("feedback_align")
+    worker = BatchWorker(build_spec(settings, metrics), settings, Cluster(1, {}), metrics)
+    worker._runners[0] = SimpleNamespace(tick_due=lambda _: True, partition=0)  # type: ignore[assignment]
+    broken = Broken()
+    worker._tick_producer = broken  # type: ignore[assignment]
+    await worker.tick()
+    assert (broken.stopped, worker._tick_producer) == (1, None)
+    assert metrics.value(names.TICKS) == 0
