@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+NO_PACKAGES := echo "error: cannot install the packages, see above. Without a way to the public\
+ registry, name a mirror in PIP_INDEX_URL and UV_DEFAULT_INDEX, or a proxy in HTTPS_PROXY." >&2; exit 1
 
 .PHONY: install demo test lint lock clean
 
@@ -11,11 +13,11 @@ install: $(STAMP)
 $(BIN)/uv: requirements-uv.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clawstream needs Python 3.11 or later; set PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-uv.lock || { $(NO_PACKAGES); }
 	touch $@
 
 $(STAMP): $(BIN)/uv requirements.lock pyproject.toml
-	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock
+	$(BIN)/uv pip sync --python $(BIN)/python --require-hashes requirements.lock || { $(NO_PACKAGES); }
 	$(BIN)/uv pip install --python $(BIN)/python --no-deps --no-build-isolation --editable .
 	touch $@
 

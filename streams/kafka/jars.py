@@ -108,5 +108,5 @@ def _unavailable(error: Exception) -> BrokerError:
         f"cannot fetch Apache Kafka {KAFKA_VERSION} from a Maven repository. Use a Kafka of your "
         "own (set KAFKA_BOOTSTRAP_SERVERS=host:port), connect this machine once (the files are "
         "then kept), or name a mirror in ~/.config/jgo.conf: a section [repositories] with a "
-        f"line NAME = URL. The cause: {str(error) or type(error).__name__}"
+        f"line central = URL. The cause: {str(error) or type(error).__name__}"
     )
