@@ -164,7 +164,7 @@ class Producer:
 
 def writer_over(producer: Producer) -> TransactionalWriter:
     writer = TransactionalWriter(KafkaSettings(bootstrap_servers="h:1"), "app", 3, "state")
-    writer._producer = producer  # type: ignore[assignment]
+    writer._producer = producer
     return writer
 
 

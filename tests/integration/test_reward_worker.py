@@ -1,12 +1,15 @@
-"""The reward worker against a real broker: exact scores over a kill, lag that comes to rest."""
+"""The reward worker against a real broker: kills, poison, lag that comes to rest."""
 
 from __future__ import annotations
 
+import random
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
@@ -14,7 +17,11 @@ from processors.reward.agent import RewardProcessor
 from streams.contracts import (
     AttributedBy,
     ClosedBy,
+    DeadLetter,
+    DeadLetterReason,
+    DialogueTurn,
     FeedbackKind,
+    Role,
     ScoredSegment,
     Step,
     StepFeedback,
@@ -24,12 +31,14 @@ from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import RewardSettings
 from tests.conftest import CreateTopics
-from tests.integration.harness import Bench, wait_until
+from tests.integration.harness import Bench, WorkerProcess, wait_until
 from tests.integration.reward_worker import topics_of
 
 pytestmark = pytest.mark.broker
 
 PARTITIONS = 2
+MAX_BYTES = 1_048_588
+ROOM = {"max.message.bytes": str(MAX_BYTES)}
 CODEC = build_codec()
 
 
@@ -95,13 +104,24 @@ class RewardBench(Bench):
         for partition in range(PARTITIONS):
             metrics = ProcessorMetrics("pure")
             processor = RewardProcessor(
-                partition, RewardSettings(), CODEC, metrics, 1 << 23, self.topics
+                partition, RewardSettings(), CODEC, metrics, MAX_BYTES, self.topics
             )
             mine = [record for record in records if record.partition == partition]
             processor.feed(self.topics.segments, mine)
             made = processor.drain(1_000_000).outputs
             outputs.update((output.topic, output.key, output.value) for output in made)
         return outputs
+
+    def start(self) -> WorkerProcess:
+        config = self.config(worker={"group_instance_id": "one", "max_batch_records": 10})
+        return self.worker("tests.integration.reward_worker", self.prefix, str(config))
+
+    def assert_exact(self) -> Counter[tuple[str, bytes | None, bytes | None]]:
+        """Wait until all is scored; the outputs are those of the pure run."""
+        expected = self.expected()
+        wait_until(lambda: self.found().total() >= expected.total(), "all scored", 30, 0.2)
+        assert self.found() == expected
+        return expected
 
     def lag(self) -> int:
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.prefix})
@@ -115,46 +135,98 @@ class RewardBench(Bench):
             consumer.close()
 
 
-def test_scores_are_exact_over_a_kill_and_lag_comes_to_rest(
+@pytest.fixture
+def bench(
     kafka_bootstrap: str,
     create_topics: CreateTopics,
     unique_name: Callable[[str], str],
     tmp_path: Path,
-) -> None:
+) -> Iterator[RewardBench]:
     prefix = unique_name("reward")
     names = ("segments", "scored", "reviews", "dead")
     create_topics(
         {
-            **{f"{prefix}.{name}": (PARTITIONS, {}) for name in names},
+            **{f"{prefix}.{name}": (PARTITIONS, ROOM) for name in names},
             f"{prefix}.state": (PARTITIONS, {"cleanup.policy": "compact"}),
         }
     )
-    bench = RewardBench(kafka_bootstrap, tmp_path, prefix)
+    made = RewardBench(kafka_bootstrap, tmp_path, prefix)
+    yield made
+    made.stop_all()
+
+
+def test_scores_are_exact_over_a_kill_and_lag_comes_to_rest(bench: RewardBench) -> None:
     # A transaction's marker is the last thing in the log: it must not count as lag.
-    bench.producer = bench.transactional_producer(prefix)
-    config = bench.config(worker={"group_instance_id": "one", "max_batch_records": 10})
-    try:
-        worker = bench.worker("tests.integration.reward_worker", prefix, str(config))
-        worker.wait_ready()
-        busy = threading.Thread(target=bench.produce_in_transactions, args=(0, 40))
-        busy.start()
-        wait_until(lambda: bench.found().total() > 0, "the first scores")
+    bench.producer = bench.transactional_producer(bench.prefix)
+    worker = bench.start()
+    worker.wait_ready()
+    busy = threading.Thread(target=bench.produce_in_transactions, args=(0, 40))
+    busy.start()
+    wait_until(lambda: bench.found().total() > 0, "the first scores")
+    worker.kill()
+    busy.join()
+    bench.produce_in_transactions(40, 60)
+    worker = bench.start()
+    expected = bench.assert_exact()
+    topics = {topic for topic, _, _ in expected}
+    assert topics == {bench.topics.scored, bench.topics.reviews}
+    scored = [
+        CODEC.decode(value, ScoredSegment)
+        for topic, _, value in expected
+        if topic == bench.topics.scored
+    ]
+    assert len(scored) == 75
+    wait_until(lambda: bench.lag() == 0, "lag at rest", 20, 0.2)
+    assert worker.terminate()[0] == 0
+
+
+def test_scores_are_exact_after_kills_at_random_moments(bench: RewardBench) -> None:
+    moments = random.Random(7)
+    for round_ in range(4):
+        worker = bench.start()
+        bench.produce(100 * round_, 100 * round_ + 100)
+        assert bench.producer.flush(20) == 0
+        if round_ % 2:
+            worker.wait_ready()
+        time.sleep(moments.uniform(0.0, 1.0))
         worker.kill()
-        busy.join()
-        bench.produce_in_transactions(40, 60)
-        worker = bench.worker("tests.integration.reward_worker", prefix, str(config))
-        expected = bench.expected()
-        wait_until(lambda: bench.found().total() >= expected.total(), "all scored", 30, 0.2)
-        assert bench.found() == expected
-        topics = {topic for topic, _, _ in expected}
-        assert topics == {bench.topics.scored, bench.topics.reviews}
-        scored = [
-            CODEC.decode(value, ScoredSegment)
-            for topic, _, value in expected
-            if topic == bench.topics.scored
-        ]
-        assert len(scored) == 75
-        wait_until(lambda: bench.lag() == 0, "lag at rest", 20, 0.2)
-        assert worker.terminate()[0] == 0
-    finally:
-        bench.stop_all()
+    bench.start()
+    bench.assert_exact()
+
+
+def test_poison_is_kept_with_its_coordinates_and_the_stream_goes_on(bench: RewardBench) -> None:
+    good = msgspec.to_builtins(segment(1))
+    far = msgspec.json.encode(good | {"closed_at": 0}).replace(
+        b'"closed_at":0', b'"closed_at":' + b"9" * 30
+    )
+    turn = DialogueTurn(
+        event_id="e",
+        session_id="s",
+        turn_id="t",
+        role=Role.USER,
+        content="hello",
+        event_time=1,
+        source="test",
+    )
+    poison: list[tuple[bytes | None, DeadLetterReason]] = [
+        (b"\xff", DeadLetterReason.UNDECODABLE),
+        (b"\xc3\x01" + bytes(8) + b"body", DeadLetterReason.UNKNOWN_SCHEMA),
+        (CODEC.encode(turn), DeadLetterReason.INVALID),
+        (None, DeadLetterReason.NULL_VALUE),
+        (far, DeadLetterReason.INVALID),
+        (msgspec.json.encode(good | {"user_id": "u" * 5_000}), DeadLetterReason.INVALID),
+        (msgspec.json.encode(good | {"digest": "d" * 1_040_000}), DeadLetterReason.OVERSIZED),
+    ]
+    for value, _ in poison:
+        bench.producer.produce(bench.topics.segments, key=b"", value=value, partition=1)
+    bench.produce(0, 10)
+    assert bench.producer.flush(20) == 0
+    worker = bench.start()
+    bench.assert_exact()
+    letters = [
+        CODEC.decode(r.value, DeadLetter) for r in bench.read(bench.topics.dead_letters, PARTITIONS)
+    ]
+    assert {(d.topic, d.partition, d.offset): d.reason for d in letters} == {
+        (bench.topics.segments, 1, offset): reason for offset, (_, reason) in enumerate(poison)
+    }
+    assert worker.process.poll() is None
