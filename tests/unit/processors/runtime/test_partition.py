@@ -114,6 +114,32 @@ async def test_offsets_without_effect_are_written_with_the_next_effect_or_on_hol
     assert runner.applied_offset("a") == 0
 
 
+async def test_of_offsets_without_effect_the_newest_are_written_and_only_once(
+    stage: Stage, runner: PartitionRunner
+) -> None:
+    for offset in (0, 1):
+        await runner.accept("a", [record("a", offset, None)])
+        await settle()
+    await runner.hold()
+    runner.release()
+    await runner.accept("a", [record("a", 2, None)])
+    await settle()
+    await runner.accept("a", [record("a", 3)])
+    await settle()
+    await runner.hold()
+    assert [decode_meta(meta)[0] for _, _, meta in stage.writer.commits] == [{"a": 1}, {"a": 3}]
+    assert runner.applied_offset("a") == 3
+
+
+async def test_offsets_without_effect_are_written_after_a_while_even_so(
+    stage: Stage, runner: PartitionRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_META_INTERVAL_S", 0.0)
+    await runner.accept("a", [record("a", 0, None)])
+    await settle()
+    assert runner.applied_offset("a") == 0
+
+
 async def test_while_held_nothing_is_written(stage: Stage, runner: PartitionRunner) -> None:
     await runner.hold()
     await runner.accept("a", [record("a", 0)])
@@ -153,6 +179,33 @@ async def test_a_topic_that_waits_for_the_other_is_paused_and_resumed(
     await settle()
     assert stage.flow.paused == set()
     assert runner.applied_offset("a") == 4
+
+
+async def test_a_topic_flows_again_when_half_of_what_waited_is_applied(
+    stage: Stage, runner: PartitionRunner
+) -> None:
+    stage.processor.wait.add("a")
+    await runner.accept("a", [record("a", offset) for offset in range(5)])
+    await settle()
+    assert stage.flow.paused == {"a"}
+    for left, paused in ((3, {"a"}), (2, set())):
+        del stage.processor.pending[left:]
+        await runner.accept("b", [record("b", 5 - left)])
+        await settle()
+        assert stage.flow.paused == paused
+
+
+async def test_after_a_rebalance_a_topic_that_still_waits_is_paused_again(
+    stage: Stage, runner: PartitionRunner
+) -> None:
+    stage.processor.wait.add("a")
+    await runner.accept("a", [record("a", offset) for offset in range(5)])
+    await settle()
+    await runner.hold()
+    stage.flow.paused.clear()
+    runner.release()
+    await settle()
+    assert stage.flow.paused == {"a"}
 
 
 async def test_accept_holds_the_fetcher_back_while_a_transaction_is_slow(
@@ -221,6 +274,38 @@ async def test_a_tick_is_due_once_until_it_was_read_back(
     assert not runner.tick_due(0)
     monkeypatch.setattr(module, "TICK_TIMEOUT_S", -1.0)
     assert runner.tick_due(0)
+
+
+async def test_no_tick_while_held_or_while_something_waits_to_be_fed(
+    stage: Stage, runner: PartitionRunner
+) -> None:
+    stage.processor.wants_tick = True
+    assert runner.tick_due(0)
+    await runner.hold()
+    assert not runner.tick_due(0)
+    runner.release()
+    await asyncio.sleep(0.002)
+    assert runner.tick_due(0)
+    stage.writer.gate = asyncio.Event()
+    await runner.accept("a", [record("a", 0)])
+    await settle()
+    await runner.accept("a", [record("a", 1)])
+    await asyncio.sleep(0.002)
+    assert not runner.tick_due(0)
+    stage.writer.gate.set()
+
+
+async def test_right_after_a_rebalance_no_topic_counts_as_silent() -> None:
+    stage = Stage()
+    stage.limits = type(stage.limits)(10, 4, tick_interval_ms=60_000)
+    stage.processor.wants_tick = True
+    runner = stage.runner()
+    await runner.open()
+    assert runner.tick_due(0)
+    await runner.hold()
+    runner.release()
+    assert not runner.tick_due(0)
+    await runner.close()
 
 
 async def test_no_tick_while_the_topic_waited_for_still_delivers() -> None:
