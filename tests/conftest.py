@@ -103,6 +103,12 @@ def _embedded(data_dir: Path) -> Iterator[str]:
         reaper.communicate(timeout=60)
 
 
+@pytest.fixture(scope="session")
+def model_data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder for tests of the real model: it is converted once for all of them."""
+    return tmp_path_factory.mktemp("models")
+
+
 @pytest.fixture
 def unique_name() -> Callable[[str], str]:
     """Makes names that no other test uses: ``unique_name("turns")``."""

@@ -618,9 +618,8 @@ def test_the_process_serves_the_base_without_kafka_and_ends_running_replies(
 
 
 @pytest.mark.model
-def test_the_real_model_answers_sensibly(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("models")
-    with _process(folder, CLAWSTREAM_MODEL__BASE="smollm2-135m") as (process, ready):
+def test_the_real_model_answers_sensibly(model_data_dir: Path) -> None:
+    with _process(model_data_dir, CLAWSTREAM_MODEL__BASE="smollm2-135m") as (process, ready):
         with OpenAI(base_url=f"{ready['url']}/v1", api_key="none", timeout=DEADLINE_S) as client:
             reply = client.chat.completions.create(
                 model="live",

@@ -862,9 +862,8 @@ def test_the_saved_adapter_is_the_trained_policy(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def smollm2(tmp_path_factory: pytest.TempPathFactory) -> BaseModel:
-    settings = ModelSettings(base="smollm2-135m", device="cpu")
-    return load_base(settings, tmp_path_factory.mktemp("clawstream"))
+def smollm2(model_data_dir: Path) -> BaseModel:
+    return load_base(ModelSettings(base="smollm2-135m", device="cpu"), model_data_dir)
 
 
 @pytest.mark.model
