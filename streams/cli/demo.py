@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+_INTERRUPTED = 130
+"""The exit status that shells give a command ended by Ctrl-C."""
+
 
 @app.command()
 def demo(
@@ -48,8 +51,17 @@ def demo(
         _write(json_file, "")
     console = Console()
     console.print(introduction(settings, taste_of(settings)))
-    with terminable(), _display(console, settings) as display:
-        summary = Demo(settings, display).run()
+    try:
+        with terminable(), _display(console, settings) as display:
+            summary = Demo(settings, display).run()
+    except KeyboardInterrupt:
+        console.print(
+            f"Interrupted; everything is stopped. Data and logs: {demo_folder(settings)}",
+            soft_wrap=True,
+            highlight=False,
+            markup=False,
+        )
+        raise typer.Exit(_INTERRUPTED) from None
     console.print(conclusion(summary, taste_of(settings)))
     console.print(
         f"Data and logs: {demo_folder(settings)} (make clean removes them)\n"

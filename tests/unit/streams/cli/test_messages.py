@@ -11,6 +11,7 @@ from streams.cli import main
 from streams.cli.topics import _line
 from streams.cli.versions import _list_table, _print_whole, _show_tables
 from streams.contracts import VersionStatus
+from streams.demo.run import Demo
 from streams.lag import groups
 from streams.supervisor import sole_user
 from streams.topics import Change, ChangeKind
@@ -105,6 +106,19 @@ def test_a_summary_that_cannot_be_written_stops_the_demo_before_it_starts(
     assert main(["-c", config(tmp_path), "demo", "--json", str(file)]) == 2
     assert f"cannot write {file}" in capsys.readouterr().err
     assert not (tmp_path / "demo").exists()
+
+
+def test_an_interrupted_demo_says_that_everything_is_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_demo: Demo) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Demo, "run", interrupted)
+    with pytest.raises(SystemExit) as end:
+        main(["-c", config(tmp_path), "demo"])
+    assert end.value.code == 130
+    assert f"everything is stopped. Data and logs: {tmp_path / 'demo'}" in capsys.readouterr().out
 
 
 def test_lag_without_a_broker_says_where_and_what_to_check(
