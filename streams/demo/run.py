@@ -242,8 +242,8 @@ class Demo:
             if not_yet(tally):
                 raise DemoError(
                     f"{len(tally.live_versions)} of {target} versions were live after "
-                    f"{self._settings.demo.time_limit_s} s; see the logs in {self._folder / 'logs'}, "
-                    "or give a slow machine more time: CLAWSTREAM_DEMO__TIME_LIMIT_S"
+                    f"{self._settings.demo.time_limit_s} s; give a slow machine more time with "
+                    f"CLAWSTREAM_DEMO__TIME_LIMIT_S, or see the logs in {self._folder / 'logs'}"
                 )
         supervisor.stop(["learn"])
         await self._while(
