@@ -25,6 +25,12 @@ def batch(topic: str, *offsets: int) -> list[Any]:
                             timestamp_type=1) for r in records]  # fmt: skip
 
 
+class Message:
+    """What Faust tracks until it is acknowledged."""
+
+    acked = False
+
+
 class Owner:
     """Knows what was applied."""
 
@@ -72,6 +78,9 @@ class Consumer(BatchConsumer):
 
     async def earliest_offsets(self, *partitions: TP) -> dict[TP, int]:
         return dict.fromkeys(partitions, self.earliest)
+
+    def highwater(self, tp: TP) -> int:
+        return self.end
 
     async def highwaters(self, *partitions: TP) -> dict[TP, int]:
         return dict.fromkeys(partitions, self.end)

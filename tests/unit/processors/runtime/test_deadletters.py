@@ -46,6 +46,15 @@ def test_keys_and_headers_that_do_not_fit_are_cut_too() -> None:
     assert read.attributes["key_bytes"] == "500000"
 
 
+def test_headers_that_are_kept_leave_the_value_less_room() -> None:
+    headers = (("h", bytes(deadletters.SMALL_BYTES - 1)),)
+    large = replace(RECORD, value=bytes(900_000), headers=headers)
+    dead = deadletters.of_record(large, UndecodableError("large"), "stage")
+    output = deadletters.to_output(dead, build_codec(), 800_000)
+    assert len(output.value or b"") < 800_000
+    assert len(build_codec().decode(output.value, DeadLetter).headers) == 1
+
+
 def test_a_message_that_quotes_too_much_is_cut() -> None:
     dead = deadletters.of_record(RECORD, UndecodableError("x" * 900_000), "stage")
     read = build_codec().decode(

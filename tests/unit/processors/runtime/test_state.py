@@ -5,7 +5,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from aiokafka.errors import KafkaTimeoutError, MessageSizeTooLargeError, ProducerFenced
+from aiokafka.errors import (
+    InvalidProducerEpoch,
+    KafkaTimeoutError,
+    MessageSizeTooLargeError,
+    ProducerFenced,
+)
 
 from processors.runtime.records import Output
 from processors.runtime.state import (
@@ -125,6 +130,7 @@ def test_errors_of_the_client_are_mapped() -> None:
     fenced = writer._mapped(ProducerFenced())
     assert isinstance(fenced, FencedError)
     assert "app-3" in str(fenced)
+    assert isinstance(writer._mapped(InvalidProducerEpoch()), FencedError)
     assert isinstance(writer._mapped(KafkaTimeoutError()), StateError)
 
 

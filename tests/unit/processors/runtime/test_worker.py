@@ -62,6 +62,9 @@ def test_settings_in_the_words_of_each_client() -> None:
     assert (config["sasl_plain_username"], config["sasl_plain_password"]) == ("me", "secret")
     assert faust_credentials(kafka).username == "me"
     assert faust_credentials(KafkaSettings(bootstrap_servers="h:1")) is None
+    tls = KafkaSettings(bootstrap_servers="h:1", security_protocol="SSL")
+    assert faust_credentials(tls).context is not None
+    assert aiokafka_config(tls)["ssl_context"] is not None
 
 
 def test_no_address_is_an_error_that_says_what_to_set() -> None:
