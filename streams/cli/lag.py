@@ -36,7 +36,13 @@ def lag(
     consumer = make_consumer(settings.kafka, bootstrap, group="clawstream-lag", overrides=overrides)
     try:
         admin = make_admin(settings.kafka, bootstrap)
-        found = measure(admin, consumer, positions, address=bootstrap)
+        found = measure(
+            admin,
+            consumer,
+            positions,
+            open_group=lambda group: make_consumer(settings.kafka, bootstrap, group=group),
+            address=bootstrap,
+        )
     finally:
         consumer.close()
     if as_json:

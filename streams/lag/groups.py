@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from confluent_kafka import (
     Consumer,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicPartition,
@@ -68,15 +66,17 @@ def measure(
     consumer: Consumer,
     positions: Mapping[Stage, Mapping[tuple[str, int], int]],
     *,
+    open_group: Callable[[str], Consumer],
     address: str,
 ) -> list[PartitionLag]:
     """The lag of each partition of each stage.
 
     Args:
-        admin: For groups and topics.
+        admin: For topics.
         consumer: A read_committed consumer with ``enable.partition.eof`` for looking whether
             anything but markers is left; it is assigned here.
         positions: Where stages stand that do not commit to Kafka.
+        open_group: A consumer of the group of this name, to read its commits; closed here.
         address: Of the cluster, for messages.
 
     Raises:
@@ -86,29 +86,44 @@ def measure(
     try:
         known = admin.list_topics(timeout=_TIMEOUT_S).topics
         for stage in (*STAGES, *positions):
-            committed = positions[stage] if stage in positions else _committed(admin, stage.group)
             for topic in stage.topics:
                 if topic not in known:
                     raise BrokerError(f"topic {topic} is missing: run `clawstream topics apply`")
-                found.extend(
-                    _partition(consumer, stage, topic, partition, committed.get((topic, partition)))
-                    for partition in sorted(known[topic].partitions)
+            places = [
+                TopicPartition(topic, partition)
+                for topic in stage.topics
+                for partition in sorted(known[topic].partitions)
+            ]
+            if stage in positions:
+                committed = positions[stage]
+            else:
+                committed = _committed(open_group(stage.group), places)
+            found.extend(
+                _partition(
+                    consumer,
+                    stage,
+                    place.topic,
+                    place.partition,
+                    committed.get((place.topic, place.partition)),
                 )
+                for place in places
+            )
     except KafkaException as error:
         raise describe_error(error.args[0], address) from error
     return found
 
 
-def _committed(admin: AdminClient, group: str) -> dict[tuple[str, int], int]:
-    request = [ConsumerGroupTopicPartitions(group)]
-    answer = admin.list_consumer_group_offsets(request)[group]
+def _committed(reader: Consumer, places: list[TopicPartition]) -> dict[tuple[str, int], int]:
+    """What a group has committed for ``places``; its reader joins no group.
+
+    The admin client's own call for this crashes the process in librdkafka while a new
+    cluster's group coordinator is still starting; a consumer waits for it.
+    """
     try:
-        offsets: Any = answer.result(timeout=_TIMEOUT_S).topic_partitions
-    except KafkaException as error:
-        if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-            return {}
-        raise
-    return {(place.topic, place.partition): place.offset for place in offsets}
+        found = reader.committed(places, timeout=_TIMEOUT_S)
+    finally:
+        reader.close()
+    return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
 
 def _partition(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -70,6 +71,29 @@ def end(process: subprocess.Popen[bytes]) -> int:
 def node(folder: Path) -> RunningKafka:
     """The node that answers in ``folder``."""
     return start_kafka(folder)
+
+
+def test_lag_of_a_cluster_that_has_had_no_group_yet(folder: Path) -> None:
+    bootstrap = start_kafka(folder).bootstrap_servers
+    environ = os.environ | {
+        "KAFKA_BOOTSTRAP_SERVERS": bootstrap,
+        "CLAWSTREAM_DATA_DIR": str(folder.parent),
+    }
+
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "streams.cli", *arguments]
+        return subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=120, check=False
+        )
+
+    missing = run("lag")
+    assert missing.returncode == 1
+    assert (
+        missing.stderr == "error: topic dialogue.turns is missing: run `clawstream topics apply`\n"
+    )
+    assert run("topics", "apply").returncode == 0
+    found = json.loads(run("lag", "--json").stdout)
+    assert {(item["current"], item["end"], item["lag"]) for item in found} == {(None, 0, 0)}
 
 
 def test_a_killed_broker_comes_back_where_it_was(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -54,11 +54,23 @@ def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:
     consumer.close()
 
 
+def measure_all(
+    bootstrap: str, reader: Consumer, positions: Mapping[Stage, Mapping[tuple[str, int], int]]
+) -> list[PartitionLag]:
+    return measure(
+        make_admin(KafkaSettings(), bootstrap),
+        reader,
+        positions,
+        open_group=lambda group: make_consumer(KafkaSettings(), bootstrap, group=group),
+        address=bootstrap,
+    )
+
+
 def lag_of(
     bootstrap: str, reader: Consumer, stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> PartitionLag:
     monkeypatch.setattr(groups, "STAGES", (stage,))
-    (found,) = measure(make_admin(KafkaSettings(), bootstrap), reader, {}, address=bootstrap)
+    (found,) = measure_all(bootstrap, reader, {})
     return found
 
 
@@ -94,8 +106,7 @@ def test_a_stage_that_keeps_its_own_positions(
     produce(kafka_bootstrap, topic, 5)
     monkeypatch.setattr(groups, "STAGES", ())
     stage = Stage("learn", "registry", (topic,))
-    admin = make_admin(KafkaSettings(), kafka_bootstrap)
-    (found,) = measure(admin, reader, {stage: {(topic, 0): 1}}, address=kafka_bootstrap)
+    (found,) = measure_all(kafka_bootstrap, reader, {stage: {(topic, 0): 1}})
     assert (found.current, found.lag) == (1, 4)
 
 
