@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from streams.contracts import DialogueTurn, FeedbackEvent
+from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.errors import InvalidRecordError, RecordError, RequestRefusedError
 from streams.gateway.ids import usable_id
 from streams.serde.validation import validate
@@ -82,6 +82,7 @@ def _parse(
         record = msgspec.convert(fields, record_type)
         validate(record)
         _check_ids(record)
+        _check_meaning(record)
     except (msgspec.ValidationError, RecordError, RequestRefusedError) as error:
         raise InvalidRecordError(f"[{index}]: {error}") from error
     if record.event_time > latest_ms:
@@ -90,6 +91,21 @@ def _parse(
             "the gateway's clock; send milliseconds since 1970, UTC"
         )
     return record
+
+
+def _check_meaning(record: DialogueTurn | FeedbackEvent) -> None:
+    """Refuse at the door what later stages could only pass over or give up."""
+    if isinstance(record, DialogueTurn):
+        if record.role is Role.UNKNOWN:
+            raise InvalidRecordError(f"role must be one of {_known(Role)}")
+    elif record.kind is FeedbackKind.UNKNOWN:
+        raise InvalidRecordError(f"kind must be one of {_known(FeedbackKind)}")
+    elif record.kind is FeedbackKind.RETRACTION and record.supersedes is None:
+        raise InvalidRecordError("a retraction needs supersedes: the event_id it withdraws")
+
+
+def _known(symbols: type[Role] | type[FeedbackKind]) -> str:
+    return ", ".join(symbol for symbol in symbols if symbol is not symbols.UNKNOWN)
 
 
 def _check_ids(record: DialogueTurn | FeedbackEvent) -> None:

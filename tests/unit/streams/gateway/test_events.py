@@ -35,6 +35,8 @@ def test_what_is_given_is_kept() -> None:
     ("body", "says"),
     [
         ([], "empty"),
+        ({"session_id": "s", "kind": "thumbs_up"}, "kind must be one of thumb, rating"),
+        ({"session_id": "s", "kind": "retraction"}, "needs supersedes"),
         (["x"], r"\[0\]: must be an object"),
         ({"kind": "thumb"}, r"\[0\]: .*session_id"),
         ({"session_id": "s", "kind": "thumb", "vlaue": 1}, "unknown field vlaue"),
@@ -73,3 +75,9 @@ def test_a_proven_source_can_not_be_exchanged() -> None:
 def test_an_odd_id_is_named(field: str, value: str) -> None:
     with pytest.raises(InvalidRecordError, match=field):
         feedback({"session_id": "s", "kind": "copy", field: value})
+
+
+def test_a_turn_of_nobody_is_refused() -> None:
+    body = {"session_id": "s", "turn_id": "t", "role": "narrator", "content": "x"}
+    with pytest.raises(InvalidRecordError, match="role must be one of system, user"):
+        parse_events(body, DialogueTurn, source="w", policy="p", now_ms=NOW_MS, max_skew_ms=60)
