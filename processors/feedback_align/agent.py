@@ -36,7 +36,6 @@ from streams.topics import DEAD_LETTERS, FEEDBACK, SEGMENTS, TURNS
 
 STAGE = "feedback_align"
 
-_INT_MIN, _INT_MAX = -(1 << 31), (1 << 31) - 1
 
 ORIGIN_TOPIC = "clawstream-origin-topic"
 ORIGIN_PARTITION = "clawstream-origin-partition"
@@ -175,9 +174,7 @@ class AlignProcessor:
 
     def _decode(self, topic: str, record: RawRecord) -> DialogueTurn | FeedbackEvent:
         if topic == self._topics.turns:
-            turn = decode(self._codec, record, DialogueTurn, self._max_bytes)
-            _check_numbers(turn)
-            return turn
+            return decode(self._codec, record, DialogueTurn, self._max_bytes)
         return decode(self._codec, record, FeedbackEvent, self._max_bytes)
 
     def _set_aside(self, record: RawRecord, output: Output) -> None:
@@ -285,21 +282,6 @@ class AlignProcessor:
         if self._state.clock_ms > 0:
             self._metrics.set(
                 names.PARTITION_CLOCK, self._state.clock_ms / 1000, partition=partition
-            )
-
-
-def _check_numbers(turn: DialogueTurn) -> None:
-    """Refuse what Avro's reader lets pass and its writer does not.
-
-    Raises:
-        InvalidRecordError: A token id or sampling parameter does not fit 32 bits.
-    """
-    sampling = turn.sampling
-    given = (sampling.top_k or 0, sampling.max_tokens or 0) if sampling is not None else ()
-    for numbers in (turn.token_ids, turn.prompt_token_ids, given):
-        if numbers and not (min(numbers) >= _INT_MIN and max(numbers) <= _INT_MAX):
-            raise InvalidRecordError(
-                "token_ids, prompt_token_ids, sampling.top_k and max_tokens must fit 32 bits"
             )
 
 

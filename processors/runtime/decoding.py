@@ -14,14 +14,9 @@ T = TypeVar("T", DialogueTurn, FeedbackEvent, TrajectorySegment)
 MAX_KEY_BYTES = 4096
 """What the ids that records and state entries are keyed by may have together, in UTF-8."""
 
-_JSON_START = b"{"
-
 
 def decode(codec: Codec, record: RawRecord, expected: type[T], max_bytes: int) -> T:
     """The record in ``record``.
-
-    JSON has numbers that no Avro type holds. Were such a record applied, nothing that comes of
-    it could be written, and its partition would stand still.
 
     Args:
         codec: Reads and writes.
@@ -41,8 +36,6 @@ def decode(codec: Codec, record: RawRecord, expected: type[T], max_bytes: int) -
             f"take, allow {max_bytes}"
         )
     decoded: T = codec.decode(value, expected)
-    if value is not None and value.startswith(_JSON_START):
-        codec.encode(decoded, record.topic)
     _check_key(decoded.policy, decoded.session_id, decoded.user_id or "")
     return decoded
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
-
-from aiokafka.codec import has_lz4, has_snappy, has_zstd
 
 from processors.runtime.connection import bootstrap_servers
 from processors.runtime.state import PART_BYTES
@@ -15,8 +12,6 @@ from streams.errors import TopicError
 from streams.kafka.admin import Admin
 from streams.settings import KafkaSettings
 from streams.topics import TopicDescription
-
-logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 
@@ -90,7 +85,6 @@ def check(needs: Needs, found: Mapping[str, TopicDescription]) -> Cluster:
         )
     if needs.ticks:
         _check_arrivals(needs.inputs, found)
-    _warn_of_compression(needs.inputs, found)
     return Cluster(partitions, max_bytes)
 
 
@@ -119,22 +113,4 @@ def _check_arrivals(inputs: Sequence[str], found: Mapping[str, TopicDescription]
             f"{', '.join(wrong)} must have {setting}=LogAppendTime: the Kafka timestamp is the "
             "arrival that every decision rests on. Topics restored from an archive are read by "
             "a replay, not by the live worker"
-        )
-
-
-def _warn_of_compression(inputs: Sequence[str], found: Mapping[str, TopicDescription]) -> None:
-    """Say before it happens that a producer's compression would end the worker."""
-    missing = [
-        name
-        for name, there in (("lz4", has_lz4), ("snappy", has_snappy), ("zstd", has_zstd))
-        if not there()
-    ]
-    kept = {"producer", *missing}
-    open_to = [name for name in inputs if found[name].config.get("compression.type") in kept]
-    if missing and open_to:
-        logger.warning(
-            "records compressed with %s cannot be read here and would end the worker: install "
-            "cramjam, or set compression.type=gzip on %s",
-            ", ".join(missing),
-            ", ".join(open_to),
         )

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import pytest
 
-from processors.runtime import topics
 from processors.runtime.topics import CHANGELOG_BYTES, check
 from streams.errors import TopicError
 from streams.topics import TopicDescription
@@ -74,26 +73,3 @@ def test_inputs_without_arrivals_are_refused_where_the_clock_matters() -> None:
     with pytest.raises(TopicError, match=r"^b must have message\.timestamp\.type"):
         check(Needs(), found)
     assert check(Needs(ticks=False), found).partitions == 4
-
-
-@pytest.mark.parametrize(
-    ("kind", "readable", "told"),
-    [
-        ("producer", False, True),
-        ("zstd", False, True),
-        ("gzip", False, False),
-        ("uncompressed", False, False),
-        ("producer", True, False),
-    ],
-)
-def test_compression_that_cannot_be_read_is_told_before_it_comes(
-    kind: str,
-    readable: bool,
-    told: bool,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for codec in ("has_lz4", "has_snappy", "has_zstd"):
-        monkeypatch.setattr(topics, codec, lambda: readable)
-    check(Needs(), described(b=topic(4, ARRIVALS | {"compression.type": kind})))
-    assert ("compression.type=gzip on b" in caplog.text) == told

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, ModelVersion, Role
+from streams.contracts import (
+    DialogueTurn,
+    FeedbackEvent,
+    FeedbackKind,
+    ModelVersion,
+    Role,
+    Sampling,
+)
 from streams.errors import (
     InvalidRecordError,
     NullValueError,
@@ -17,6 +24,7 @@ from streams.errors import (
 )
 from streams.serde import Codec, build_codec, encode_json, load_schemas
 from streams.serde.schemas import SchemaVersion, fingerprint_of, snake_case
+from streams.serde.validation import validate
 
 TURN = DialogueTurn(
     event_id="e1",
@@ -152,3 +160,28 @@ def test_a_broken_schema_file_is_named(tmp_path: Path) -> None:
 def test_a_missing_schema_is_named(tmp_path: Path) -> None:
     with pytest.raises(SchemaError, match="DialogueTurn"):
         load_schemas(tmp_path).current("DialogueTurn")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"token_ids": (1, 1 << 31)},
+        {"prompt_token_ids": (-(1 << 31) - 1,)},
+        {"sampling": Sampling(top_k=1 << 31)},
+        {"sampling": Sampling(max_tokens=1 << 40)},
+    ],
+    ids=str,
+)
+def test_numbers_of_more_than_32_bits_are_invalid(change: dict[str, object]) -> None:
+    turn: DialogueTurn = replace(TURN, **change)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRecordError, match="32 bits"):
+        validate(turn)
+    with pytest.raises(InvalidRecordError, match="32 bits"):
+        CODEC.decode(encode_json(turn), DialogueTurn)
+
+
+@pytest.mark.parametrize("field", ["event_time", "policy_version"])
+def test_a_json_number_that_avro_cannot_hold_is_invalid(field: str) -> None:
+    broken = encode_json(replace(TURN, **{field: 1 << 63}))  # type: ignore[arg-type]
+    with pytest.raises(InvalidRecordError, match="DialogueTurn"):
+        CODEC.decode(broken, DialogueTurn)
