@@ -11,7 +11,7 @@ from aiokafka.structs import TopicPartition
 from processors.runtime.wire import ForgivingRecords, read_any_header_key
 from tests.integration.headers import RawKey
 
-GZIP = 1
+GZIP, SNAPPY, LZ4, ZSTD = 1, 2, 3, 4
 
 
 def batch(first: int, keys: list[bytes], *, codec: int = 0, transactional: bool = False) -> bytes:
@@ -45,7 +45,7 @@ def read(
     return [(record.offset, record.value, record.headers[0][0]) for record in records]
 
 
-@pytest.mark.parametrize("codec", [0, GZIP])
+@pytest.mark.parametrize("codec", [0, GZIP, SNAPPY, LZ4, ZSTD])
 def test_a_broken_header_key_costs_nothing_but_its_own_characters(codec: int) -> None:
     data = (
         batch(0, [b"a", b"b"])
