@@ -1,0 +1,144 @@
+"""The registry client against a server that answers as Confluent-compatible registries do."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+
+from streams.contracts import DialogueTurn, Role
+from streams.errors import SchemaError, UnknownSchemaError
+from streams.serde import build_codec, load_schemas
+from streams.serde.confluent import ConfluentRegistry
+
+SCHEMA = load_schemas().current("DialogueTurn")
+SUBJECT = "dialogue.turns-value"
+SCHEMA_ID = 7
+TURN = DialogueTurn(
+    event_id="e",
+    session_id="s",
+    turn_id="t",
+    role=Role.USER,
+    content="hi",
+    event_time=5,
+    source="test",
+)
+
+
+@dataclass
+class Registered:
+    """What the server holds, and what it was asked."""
+
+    subjects: dict[str, int] = field(default_factory=dict)
+    compatible: bool = True
+    asked: list[str] = field(default_factory=list)
+
+
+def handler(held: Registered) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            held.asked.append(f"GET {self.path}")
+            if self.path.startswith(f"/schemas/ids/{SCHEMA_ID}"):
+                self._answer(200, {"schema": SCHEMA.text})
+            else:
+                self._answer(404, {"error_code": 40403, "message": "Schema not found"})
+
+        def do_PUT(self) -> None:
+            body = self._body()
+            held.asked.append(f"PUT {self.path} {body['compatibility']}")
+            self._answer(200, body)
+
+        def do_POST(self) -> None:
+            body = self._body()
+            held.asked.append(f"POST {self.path}")
+            subject = urlsplit(self.path).path.split("/")[2]
+            if not held.compatible:
+                self._answer(409, {"error_code": 409, "message": "incompatible: content"})
+            elif "/versions" in self.path:
+                held.subjects[subject] = SCHEMA_ID
+                self._answer(200, {"id": SCHEMA_ID})
+            elif subject in held.subjects:
+                found = {
+                    "subject": subject,
+                    "id": SCHEMA_ID,
+                    "version": 1,
+                    "schema": body["schema"],
+                }
+                self._answer(200, found)
+            else:
+                self._answer(404, {"error_code": 40401, "message": "Subject not found"})
+
+        def _body(self) -> Any:
+            return json.loads(self.rfile.read(int(self.headers["content-length"])))
+
+        def _answer(self, status: int, body: dict[str, Any]) -> None:
+            data = json.dumps(body).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+            pass
+
+    return Handler
+
+
+@pytest.fixture
+def held() -> Registered:
+    return Registered()
+
+
+@pytest.fixture
+def url(held: Registered) -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(held))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_registered_schema_carries_records(url: str, held: Registered) -> None:
+    assert ConfluentRegistry(url).register(SUBJECT, SCHEMA) == SCHEMA_ID
+    assert f"PUT /config/{SUBJECT} FULL_TRANSITIVE" in held.asked
+    encoded = build_codec(url).encode(TURN, "dialogue.turns")
+    assert encoded[:5] == b"\x00\x00\x00\x00\x07"
+    assert build_codec(url).decode(encoded, DialogueTurn) == TURN
+
+
+def test_each_schema_is_asked_for_once(url: str, held: Registered) -> None:
+    held.subjects[SUBJECT] = SCHEMA_ID
+    codec = build_codec(url)
+    for _ in range(3):
+        codec.decode(codec.encode(TURN, "dialogue.turns"), DialogueTurn)
+    assert len(held.asked) == 2
+
+
+def test_an_unregistered_schema_says_what_to_run(url: str) -> None:
+    with pytest.raises(SchemaError, match=r"not registered.*clawstream schemas register"):
+        build_codec(url).encode(TURN, "dialogue.turns")
+
+
+def test_an_unknown_id_is_the_records_fault(url: str) -> None:
+    with pytest.raises(UnknownSchemaError, match="schema id 8"):
+        build_codec(url).decode(b"\x00\x00\x00\x00\x08body", DialogueTurn)
+
+
+def test_an_incompatible_schema_is_refused_by_name(url: str, held: Registered) -> None:
+    held.compatible = False
+    with pytest.raises(SchemaError, match=r"DialogueTurn v1 is not compatible \(FULL_TRANSITIVE\)"):
+        ConfluentRegistry(url).register(SUBJECT, SCHEMA)
+
+
+def test_a_registry_that_is_away_is_nobodys_dead_letter() -> None:
+    with pytest.raises(SchemaError, match=r"does not answer.*SCHEMA_REGISTRY_URL"):
+        build_codec("http://127.0.0.1:1").decode(b"\x00\x00\x00\x00\x07body", DialogueTurn)
