@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -44,6 +45,18 @@ def _own_environment() -> Iterator[None]:
             if name in _ADDRESSES or name.startswith(ENV_PREFIX):
                 patch.delenv(name)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_logging() -> Iterator[None]:
+    """Take back what a process's ``main`` did to logging: its stream ends with the test."""
+    root = logging.getLogger()
+    level = root.level
+    yield
+    root.setLevel(level)
+    for handler in list(root.handlers):
+        if type(handler) is logging.StreamHandler:
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="session")

@@ -13,9 +13,9 @@ from streams.settings import load_settings
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [
-        ("weight_explicit: 0.5", "reward: Value error, weight_explicit + weight_implicit"),
+        ("weight_explicit: 0.5", "reward: weight_explicit + weight_implicit"),
         ("weight_explicit: -0.1", "reward.weight_explicit:"),
-        ("weigth_explicit: 0.4", "reward.weigth_explicit: Extra inputs"),
+        ("weigth_explicit: 0.4", "reward.weigth_explicit: unknown key"),
         ("dwell_saturation_ms: 0", "reward.dwell_saturation_ms:"),
         ("rate_window: 0", "reward.rate_window:"),
         ("negatives_in_a_row: 0", "reward.negatives_in_a_row:"),
