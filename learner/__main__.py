@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Sequence
-from pathlib import Path
 
-from streams.errors import ClawstreamError, SettingsError
+from streams.errors import ClawstreamError
+from streams.process import argument_parser, command_line, configure_logging, report
 from streams.settings import load_settings
 
-_EXIT_ERROR = 1
-_EXIT_SETTINGS = 2
 _EXIT_SIGNAL = 128
 
 
@@ -26,10 +23,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 after an orderly end, 2 if the settings cannot be used, 1 for any other error of
         ours; the error is on standard error.
     """
-    parser = argparse.ArgumentParser(prog="learner", description=__doc__)
-    parser.add_argument("--config", type=Path, help="settings file (YAML)")
-    arguments = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    parser = argument_parser("learn", "Train the policy on scored segments.")
+    arguments = parser.parse_args(command_line(argv))
+    configure_logging()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = load_settings(arguments.config)
@@ -38,12 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         from learner.trainer import make_trainer
 
         run(settings, make_trainer, stopping=stop_on_signals())
-    except SettingsError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _EXIT_SETTINGS
     except ClawstreamError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return _EXIT_ERROR
+        return report(error)
     return 0
 
 
