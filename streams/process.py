@@ -36,9 +36,14 @@ def configure_logging(level: int = logging.INFO) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 
+def ready_line(**facts: object) -> str:
+    """The line of JSON that tells a supervisor that requests are taken."""
+    return json.dumps({"event": READY, **facts})
+
+
 def announce_ready(**facts: object) -> None:
-    """Print the line of JSON that tells a supervisor that requests are taken."""
-    print(json.dumps({"event": READY, **facts}), flush=True)
+    """Print the :func:`ready_line`."""
+    print(ready_line(**facts), flush=True)
 
 
 def report(error: ClawstreamError) -> int:

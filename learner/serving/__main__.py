@@ -8,7 +8,6 @@ The first line on standard output is JSON, printed when requests are taken::
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import secrets
@@ -34,6 +33,7 @@ from streams.process import (
     argument_parser,
     command_line,
     configure_logging,
+    ready_line,
     report,
     stop_quietly,
 )
@@ -167,17 +167,14 @@ def _ready(
 ) -> str:
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
-    return json.dumps(
-        {
-            "event": "ready",
-            "url": f"http://{shown}:{port}",
-            "host": host,
-            "port": port,
-            "model": base.model_id,
-            "policy": table.policy,
-            "live_version": table.live.version,
-            "watching": watcher is not None,
-        }
+    return ready_line(
+        url=f"http://{shown}:{port}",
+        host=host,
+        port=port,
+        model=base.model_id,
+        policy=table.policy,
+        live_version=table.live.version,
+        watching=watcher is not None,
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from streams.errors import ClawstreamError
 from streams.kafka.admin import Admin
 from streams.kafka.clients import make_consumer, make_producer
 from streams.kafka.embedded import start_kafka, stop_kafka
+from streams.ports import free_ports
 from streams.serde import build_codec
 from streams.settings import Settings, load_settings
 from streams.supervisor import PROCESSES, Supervisor, sole_user, uninterrupted
@@ -343,18 +343,6 @@ def _empty(folder: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports of this machine that nobody listens on now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]
-    finally:
-        for listener in sockets:
-            listener.close()
 
 
 __all__ = ["Demo", "DemoError", "Display", "Progress", "demo_config", "demo_folder"]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from streams.contracts import Role, Sampling, ToolCall
+from streams.foreign import finite_number, writable
 from streams.gateway.conversation import ChatMessage
 
 EXTENSION_KEYS = (
@@ -90,7 +90,7 @@ class ReplyBuilder:
     @property
     def behaviour_logprobs(self) -> tuple[float, ...] | None:
         """One per token id, or None if the server did not give a finite one for each."""
-        ids, given = self.token_ids, [_number(value) for value in self._logprobs]
+        ids, given = self.token_ids, [finite_number(value) for value in self._logprobs]
         if ids is None or len(given) != len(ids):
             return None
         found = tuple(value for value in given if value is not None)
@@ -133,8 +133,8 @@ def sampling_of(request: Mapping[str, Any]) -> Sampling:
     """How the client asked for tokens to be drawn; what it left out stays null."""
     most = _integer(request.get("max_completion_tokens"))
     return Sampling(
-        temperature=_number(request.get("temperature")),
-        top_p=_number(request.get("top_p")),
+        temperature=finite_number(request.get("temperature")),
+        top_p=finite_number(request.get("top_p")),
         top_k=_integer(request.get("top_k"), _INT32),
         max_tokens=_integer(request.get("max_tokens") if most is None else most, _INT32),
         seed=_integer(request.get("seed")),
@@ -165,8 +165,7 @@ def _given_logprobs(choice: dict[str, Any]) -> list[Any]:
 def _joined(parts: list[str]) -> str:
     # A character outside the basic plane may come in two halves, one a chunk; half a one
     # that stays alone cannot be written.
-    halves = "".join(parts).encode("utf-16-le", "surrogatepass")
-    return halves.decode("utf-16-le", "replace")
+    return writable("".join(parts))
 
 
 def _dict(value: Any) -> dict[str, Any]:
@@ -194,12 +193,3 @@ def _integer(value: Any, bound: int = 2**63) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if -bound <= value < bound else None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None

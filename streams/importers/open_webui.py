@@ -13,13 +13,13 @@ are no ratings at all is refused.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.errors import ImportFormatError, RequestRefusedError
+from streams.foreign import finite_number, writable
 from streams.gateway.ids import usable_id
 
 SOURCE = "open-webui"
@@ -106,7 +106,7 @@ def _updated(index: int, item: Any) -> int:
 
 
 def _ms(index: int, item: Mapping[str, Any], key: str) -> int:
-    value = _number(item.get(key, item.get("created_at")))
+    value = finite_number(item.get(key, item.get("created_at")))
     if value is None or value < 0:
         raise ImportFormatError(f"[{index}].{key} must be a time in seconds")
     return _to_ms(value)
@@ -174,7 +174,7 @@ def _message_ms(chat: _Chat, message_id: str) -> int:
     current: str | None = message_id
     while current is not None and current in chat.messages and current not in seen:
         seen.add(current)
-        stamp = _number(chat.messages[current].get("timestamp"))
+        stamp = finite_number(chat.messages[current].get("timestamp"))
         if stamp is not None and stamp >= 0:
             # A millisecond a link keeps the order among messages without a time.
             return _to_ms(stamp) + len(seen) - 1
@@ -186,7 +186,7 @@ def _rating(index: int, item: Mapping[str, Any], chat: _Chat, policy: str) -> Fe
     data, given_id = item.get("data"), _id(index, "id", item.get("id"))
     if not isinstance(data, dict) or given_id is None:
         raise ImportFormatError(f"[{index}]: id and data are needed")
-    value = _number(data.get("rating"))
+    value = finite_number(data.get("rating"))
     if value is None:
         return f"[{index}]: rating {given_id} has no value ({data.get('rating')!r})"
     # Turns and ratings of a session share the name space of event ids.
@@ -229,15 +229,4 @@ def _dict(value: Any) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str:
-    # Text that was cut inside a character cannot be written as it is.
-    given = value if isinstance(value, str) else ""
-    return given.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value) if math.isfinite(value) else None
-    except OverflowError:
-        return None
+    return writable(value) if isinstance(value, str) else ""

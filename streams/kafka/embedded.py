@@ -35,8 +35,9 @@ import psutil
 
 from streams.errors import BrokerError
 from streams.kafka.jars import kafka_jars
+from streams.ports import LOOPBACK, free_ports
 
-HOST = "127.0.0.1"
+HOST = LOOPBACK
 DEFAULT_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
 _DEFAULT_MAX_MESSAGE_BYTES = 8 * 1024 * 1024
@@ -336,12 +337,12 @@ def _choose_ports(layout: _Layout, port: int | None, *, reuse_last: bool) -> tup
     last = _read_state(layout) if reuse_last else None
     if last is not None and _becomes_free(last.port):
         return last.port, _other_free_port(last.port)
-    first, second = _free_ports(2)
+    first, second = free_ports(2)
     return first, second
 
 
 def _other_free_port(port: int) -> int:
-    return next(free for free in _free_ports(2) if free != port)
+    return next(free for free in free_ports(2) if free != port)
 
 
 def _becomes_free(port: int) -> bool:
@@ -362,17 +363,6 @@ def _is_free(port: int) -> bool:
         except (OSError, OverflowError):
             return False
     return True
-
-
-def _free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((HOST, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def _write_config(layout: _Layout, ports: tuple[int, int], max_message_bytes: int) -> None:

@@ -14,7 +14,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from streams.clock import SystemClock
 from streams.contracts import DialogueTurn, FeedbackEvent, TrajectorySegment, VersionStatus
-from streams.demo.run import free_ports, is_moving
+from streams.demo.run import is_moving
 from streams.demo.tally import TALLIED, Tally
 from streams.demo.traffic import Traffic, TrafficPlan, send_faults
 from streams.demo.users import TASTES
@@ -23,6 +23,7 @@ from streams.errors import RecordError
 from streams.kafka.admin import apply_inventory
 from streams.kafka.clients import make_consumer
 from streams.kafka.embedded import start_kafka, stop_kafka
+from streams.ports import free_ports
 from streams.registry import Registry
 from streams.serde import build_codec
 from streams.settings import Settings, load_settings

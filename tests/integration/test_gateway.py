@@ -21,6 +21,7 @@ from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role, T
 from streams.gateway.app import SESSION_ID_HEADER, TURN_ID_HEADER, VERSION_HEADER
 from streams.gateway.spool import Spool
 from streams.kafka.admin import apply_inventory
+from streams.ports import free_ports
 from streams.serde import build_codec
 from streams.settings import KafkaSettings
 from streams.topics import FEEDBACK, load_inventory
@@ -430,7 +431,7 @@ class TestAPolicyServerThatFails:
         self, tmp_path: Path, bootstrap: str, log: Log, session: str
     ) -> None:
         with (
-            running(tmp_path, bootstrap, f"http://127.0.0.1:{free_port()}") as gateway,
+            running(tmp_path, bootstrap, f"http://127.0.0.1:{free_ports(1)[0]}") as gateway,
             openai_client(gateway.url, retries=2) as ai,
             pytest.raises(openai.InternalServerError) as caught,
         ):
@@ -440,13 +441,6 @@ class TestAPolicyServerThatFails:
         assert caught.value.status_code == 502
         assert "gateway.upstream_url" in caught.value.message
         assert [turn.role for turn in log.turns(session)] == [Role.USER]
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 class TestWhatAClientSends:
@@ -725,7 +719,7 @@ def test_keys_tell_sources_apart(
 def test_kafka_away_and_a_kill_lose_nothing(
     tmp_path: Path, bootstrap: str, policy_url: str, log: Log, session: str
 ) -> None:
-    dead = f"127.0.0.1:{free_port()}"
+    dead = f"127.0.0.1:{free_ports(1)[0]}"
     contents: list[str] = []
     with running(tmp_path, dead, policy_url) as gateway:
         with httpx.Client(base_url=gateway.url, timeout=DEADLINE_S) as client:
@@ -759,7 +753,7 @@ def test_a_full_disk_accepts_nothing_it_cannot_keep(
     tmp_path: Path, policy_url: str, session: str
 ) -> None:
     accepted: list[str] = []
-    dead = f"127.0.0.1:{free_port()}"
+    dead = f"127.0.0.1:{free_ports(1)[0]}"
     with running(tmp_path, dead, policy_url, file_bytes=FULL_DISK_BYTES) as gateway:
         with httpx.Client(base_url=gateway.url, timeout=DEADLINE_S) as client:
             for number in range(40):
