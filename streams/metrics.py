@@ -1,7 +1,8 @@
 """Every metric of the stream processors: its name, labels and meaning, in one place.
 
 A process builds its metrics over a registry it is given, so that tests and several workers
-in one process do not meet. Counters end in ``_total`` where they are exposed.
+in one process do not meet. Counters end in ``_total`` where they are exposed. The table in
+``docs/metrics.md`` is made of the definitions here.
 """
 
 from __future__ import annotations
@@ -53,6 +54,10 @@ DUPLICATES = Metric(
     "clawstream_duplicates", "counter", ("processor",),
     "Events dropped because an equal event is held.",
 )  # fmt: skip
+LATE = Metric(
+    "clawstream_late", "counter", ("processor", "topic"),
+    "Events that arrived for a segment already closed; a revision takes them in.",
+)  # fmt: skip
 HELD_BACK = Metric(
     "clawstream_held_back", "counter", ("processor",),
     "Events too young for a segment or revision when it closed; they enter a later one.",
@@ -85,6 +90,10 @@ TRANSACTION_SECONDS = Metric(
     "clawstream_transaction_seconds", "histogram", ("processor",),
     "From the first record of a transaction sent to its commit confirmed.", _SECONDS,
 )  # fmt: skip
+LAST_TRANSACTION_SECONDS = Metric(
+    "clawstream_last_transaction_seconds", "gauge", ("processor", "partition"),
+    "The same of the latest transaction of a partition.",
+)  # fmt: skip
 RESTORE_SECONDS = Metric(
     "clawstream_restore_seconds", "histogram", ("processor",),
     "From a partition assigned to its state restored.", _SECONDS,
@@ -93,13 +102,36 @@ STATE_ENTRIES = Metric(
     "clawstream_state_entries", "gauge", ("processor", "partition"),
     "Entries in a partition's state.",
 )  # fmt: skip
+STATE_BYTES = Metric(
+    "clawstream_state_bytes", "gauge", ("processor", "partition"),
+    "Bytes of the entries in a partition's state, their keys included.",
+)  # fmt: skip
+SESSIONS = Metric(
+    "clawstream_sessions", "gauge", ("processor", "partition"),
+    "Sessions (reward: users) in a partition's state, closed ones within their horizon too.",
+)  # fmt: skip
 OPEN_SESSIONS = Metric(
     "clawstream_open_sessions", "gauge", ("processor", "partition"),
-    "Sessions (reward: users) held in a partition's state.",
+    "Sessions in which something is open or waits for a revision.",
+)  # fmt: skip
+OLDEST_OPEN_SECONDS = Metric(
+    "clawstream_oldest_open_session_seconds", "gauge", ("processor", "partition"),
+    "How long ago the first of what is open in any session arrived; 0 if nothing is open.",
 )  # fmt: skip
 PARTITION_CLOCK = Metric(
     "clawstream_partition_clock_seconds", "gauge", ("processor", "partition"),
-    "The partition's clock: the arrival up to which its log was applied, Unix seconds.",
+    "The partition's clock: the arrival up to which its log was applied (reward: the latest "
+    "closing seen), Unix seconds.",
+)  # fmt: skip
+EVENT_TIME_LAG = Metric(
+    "clawstream_event_time_lag_seconds", "gauge", ("processor", "partition"),
+    "Now minus the partition's clock. Where nothing arrives and nothing is due the clock "
+    "stands, and this grows without harm.",
+)  # fmt: skip
+OVERDUE = Metric(
+    "clawstream_overdue_seconds", "gauge", ("processor", "partition"),
+    "Now minus the time at which the next action (a closing, a revision) is due, 0 if that is "
+    "yet to come: how late segments are.",
 )  # fmt: skip
 PARTITION_LAG = Metric(
     "clawstream_partition_lag_records", "gauge", ("processor", "topic", "partition"),
@@ -117,6 +149,7 @@ ALL: tuple[Metric, ...] = (
     DEAD_LETTERS,
     MISPLACED,
     DUPLICATES,
+    LATE,
     HELD_BACK,
     SEGMENTS,
     REVISIONS,
@@ -125,13 +158,33 @@ ALL: tuple[Metric, ...] = (
     REVIEWS,
     BATCH_RECORDS,
     TRANSACTION_SECONDS,
+    LAST_TRANSACTION_SECONDS,
     RESTORE_SECONDS,
     STATE_ENTRIES,
+    STATE_BYTES,
+    SESSIONS,
     OPEN_SESSIONS,
+    OLDEST_OPEN_SECONDS,
     PARTITION_CLOCK,
+    EVENT_TIME_LAG,
+    OVERDUE,
     PARTITION_LAG,
     BUFFERED_RECORDS,
 )
+
+
+def render_table() -> str:
+    """All metrics as a Markdown table, under the names that ``/metrics`` shows."""
+    rows = [f"| {_exposed(m)} | {m.kind} | {_labels(m)} | {m.help} |" for m in ALL]
+    return "\n".join(["| name | kind | labels | what it says |", "|---|---|---|---|", *rows]) + "\n"
+
+
+def _exposed(metric: Metric) -> str:
+    return f"`{metric.name}_total`" if metric.kind == "counter" else f"`{metric.name}`"
+
+
+def _labels(metric: Metric) -> str:
+    return ", ".join(label for label in metric.labels if label != "processor")
 
 
 class ProcessorMetrics:
@@ -177,11 +230,14 @@ class ProcessorMetrics:
 
     def value(self, metric: Metric, **labels: str) -> float:
         """What a counter or gauge shows; 0 if it was never touched."""
+        return self.shown(metric, **labels) or 0.0
+
+    def shown(self, metric: Metric, **labels: str) -> float | None:
+        """What a counter or gauge shows; None if it was never touched."""
         suffix = "_total" if metric.kind == "counter" else ""
-        found = self.registry.get_sample_value(
+        return self.registry.get_sample_value(
             metric.name + suffix, {"processor": self.processor, **labels}
         )
-        return found or 0.0
 
     def _counter(self, metric: Metric) -> Counter:
         return Counter(metric.name, metric.help, metric.labels, registry=self.registry)

@@ -11,6 +11,7 @@ from processors.reward import machine
 from processors.runtime import deadletters
 from processors.runtime.decoding import decode
 from processors.runtime.records import Outcome, Output, RawRecord, is_tick
+from processors.runtime.status import ProcessorStatus
 from streams import metrics as names
 from streams.contracts import DeadLetter, ScoredSegment, TrajectorySegment
 from streams.errors import OversizedError, RecordError
@@ -36,7 +37,6 @@ class RewardProcessor:
     """One partition of the reward processor (``runtime.records.PartitionProcessor``).
 
     Args:
-        partition: The input partition.
         settings: Weights and filters.
         codec: Reads and writes records.
         metrics: Counters.
@@ -46,14 +46,12 @@ class RewardProcessor:
 
     def __init__(
         self,
-        partition: int,
         settings: RewardSettings,
         codec: Codec,
         metrics: ProcessorMetrics,
         max_bytes: int,
         topics: RewardTopics | None = None,
     ) -> None:
-        self._partition = partition
         self._settings = settings
         self._codec = codec
         self._metrics = metrics
@@ -87,9 +85,6 @@ class RewardProcessor:
             record = self._waiting.popleft()
             outputs.extend(self._apply(record))
             self._applied[record.topic] = record.offset
-        partition = str(self._partition)
-        self._metrics.set(names.OPEN_SESSIONS, len(self._state.users), partition=partition)
-        self._metrics.set(names.PARTITION_CLOCK, self._state.clock_ms / 1000, partition=partition)
         return Outcome(
             applied=dict(self._applied),
             outputs=outputs,
@@ -106,6 +101,16 @@ class RewardProcessor:
     def needs_tick(self, now_ms: int) -> bool:
         """Never: with one input, what arrives is applied at once."""
         return False
+
+    def status(self) -> ProcessorStatus:
+        """See ``PartitionProcessor``. Users stand for sessions; nothing is ever open."""
+        return ProcessorStatus(
+            clock_ms=self._state.clock_ms or None,
+            sessions=len(self._state.users),
+            open_sessions=0,
+            oldest_open=None,
+            next_due_ms=None,
+        )
 
     def _apply(self, record: RawRecord) -> list[Output]:
         if is_tick(record):

@@ -36,11 +36,11 @@ def build_spec(
     names = topics or RewardTopics()
     codec = build_codec(settings.schema_registry_url)
 
-    def make(partition: int, cluster: Cluster) -> RewardProcessor:
+    def make(_partition: int, cluster: Cluster) -> RewardProcessor:
         room = cluster.room(
             settings.kafka.max_message_bytes, names.scored, names.reviews, names.dead_letters
         )
-        return RewardProcessor(partition, settings.reward, codec, metrics, room, names)
+        return RewardProcessor(settings.reward, codec, metrics, room, names)
 
     return WorkerSpec(
         app_id=app_id,

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from typing import Any, cast
 
 import faust
@@ -22,6 +23,7 @@ from faust.types import TP
 from mode import CrashingSupervisor
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from processors.runtime import views
 from processors.runtime.batches import BatchConsumer, BatchTransport, RawBatchSchema
 from processors.runtime.connection import aiokafka_config, faust_brokers, faust_credentials
 from processors.runtime.partition import PartitionRunner, RunnerLimits
@@ -32,6 +34,7 @@ from processors.runtime.state import (
     TransactionalWriter,
     read_changelog,
 )
+from processors.runtime.status import HasStatus, ProcessorStatus
 from processors.runtime.topics import Cluster
 from streams import metrics as names
 from streams.clock import Clock, SystemClock
@@ -61,7 +64,7 @@ class WorkerSpec:
         changelog: The compacted state topic.
         ticks: Whether idle partitions are moved by ticks; the inputs must then be
             LogAppendTime.
-        web_port: Port of the web views (``/metrics``), 0 for none.
+        web_port: Port of the web views (``/``: the worker, ``/metrics``), 0 for none.
         make_processor: Builds the logic of a partition; is given the partition and what the
             topics are like.
     """
@@ -118,6 +121,7 @@ class BatchWorker:
         self._cluster = cluster
         self._clock = SystemClock() if clock is None else clock
         self._runners: dict[int, PartitionRunner] = {}
+        self._restoring: set[int] = set()
         self._cancel_restore = threading.Event()
         self._revocations = 0
         self._revocations_assigned = 0
@@ -239,6 +243,7 @@ class BatchWorker:
 
     async def _open(self, partition: int) -> None:
         runner = self._new_runner(partition)
+        self._restoring.add(partition)
         try:
             await runner.open()
         except StateError as error:
@@ -247,6 +252,8 @@ class BatchWorker:
         except BaseException:
             await runner.close()
             raise
+        finally:
+            self._restoring.discard(partition)
         self._runners[partition] = runner
 
     def _new_runner(self, partition: int) -> PartitionRunner:
@@ -323,6 +330,72 @@ class BatchWorker:
                 self.metrics.set(
                     names.PARTITION_LAG, lag, topic=tp.topic, partition=str(tp.partition)
                 )
+        now_ms = self._clock.now_ms()
+        for partition, status in self._statuses():
+            self._show(str(partition), status, now_ms)
+
+    def _statuses(self) -> list[tuple[int, ProcessorStatus]]:
+        return [
+            (partition, runner.processor.status())
+            for partition, runner in sorted(self._runners.items())
+            if isinstance(runner.processor, HasStatus)
+        ]
+
+    def _show(self, partition: str, status: ProcessorStatus, now_ms: int) -> None:
+        gauges = {
+            names.SESSIONS: status.sessions,
+            names.OPEN_SESSIONS: status.open_sessions,
+            names.OLDEST_OPEN_SECONDS: views.oldest_open_ms(status, now_ms) / 1000,
+            names.OVERDUE: views.overdue_ms(status, now_ms) / 1000,
+        }
+        if status.clock_ms is not None:
+            gauges[names.PARTITION_CLOCK] = status.clock_ms / 1000
+            gauges[names.EVENT_TIME_LAG] = max(0, now_ms - status.clock_ms) / 1000
+        for metric, value in gauges.items():
+            self.metrics.set(metric, value, partition=partition)
+
+    def view(self) -> views.WorkerView:
+        """The worker as it stands now."""
+        now_ms = self._clock.now_ms()
+        return views.WorkerView(
+            processor=self.spec.processor,
+            application=self.spec.app_id,
+            version=version("clawstream"),
+            now_ms=now_ms,
+            restoring=tuple(sorted(self._restoring)),
+            partitions=tuple(
+                self._partition_view(partition, status, now_ms)
+                for partition, status in self._statuses()
+            ),
+        )
+
+    def _partition_view(
+        self, partition: int, status: ProcessorStatus, now_ms: int
+    ) -> views.PartitionView:
+        label = str(partition)
+        entries = self.metrics.shown(names.STATE_ENTRIES, partition=label)
+        size = self.metrics.shown(names.STATE_BYTES, partition=label)
+        return views.partition_view(
+            partition,
+            status,
+            [self._topic_view(topic, partition) for topic in self.spec.inputs],
+            now_ms,
+            state_entries=None if entries is None else int(entries),
+            state_bytes=None if size is None else int(size),
+            last_transaction_s=self.metrics.shown(names.LAST_TRANSACTION_SECONDS, partition=label),
+        )
+
+    def _topic_view(self, topic: str, partition: int) -> views.TopicView:
+        consumer, tp = cast(BatchConsumer, self.app.consumer), TP(topic, partition)
+        # During a rebalance the partition is still here and no longer assigned.
+        assigned = tp in consumer.assignment()
+        return views.TopicView(
+            topic=topic,
+            applied_offset=self.applied_offset(topic, partition),
+            end_offset=consumer.highwater(tp) if assigned else None,
+            lag_records=consumer.lag(tp) if assigned else None,
+            buffered_records=self._runners[partition].processor.buffered(topic),
+        )
 
     # The app
 
@@ -350,6 +423,8 @@ class BatchWorker:
             store="memory://",
             TableManager=PromptTables,
             web_enabled=spec.web_port > 0,
+            web_router_enabled=False,
+            web_tables_enabled=False,
             web_host=settings.worker.web_host,
             web_bind=settings.worker.web_host,
             web_port=spec.web_port or 6066,
@@ -370,6 +445,7 @@ class BatchWorker:
         app.timer(STATISTICS_INTERVAL_S)(self.report)
         if self.spec.web_port:
             _serve_metrics(app, self.metrics)
+            _serve_view(app, self.view)
 
 
 async def _within_grace(work: Awaitable[Any], what: str) -> None:
@@ -389,6 +465,19 @@ def _serve_metrics(app: BatchApp, metrics: ProcessorMetrics) -> None:
         )
 
     app.page("/metrics", name="metrics")(page)
+
+
+def _serve_view(app: BatchApp, collect: Callable[[], views.WorkerView]) -> None:
+    """Add the worker's own page in front of Faust's at ``/``."""
+
+    async def page(view: Any, request: Any) -> Any:
+        now = collect()
+        if views.wants_html(request.headers.get("Accept", ""), request.query):
+            return view.html(views.as_html(now), headers=dict(views.HEADERS))
+        headers = {**views.HEADERS, "Content-Type": "application/json"}
+        return view.bytes(views.as_json(now), headers=headers)
+
+    app.page("/", name="worker")(page)
 
 
 def _instance_id(spec: WorkerSpec, settings: Settings) -> str | None:

@@ -103,9 +103,7 @@ class RewardBench(Bench):
         records = self.read(self.topics.segments, PARTITIONS)
         for partition in range(PARTITIONS):
             metrics = ProcessorMetrics("pure")
-            processor = RewardProcessor(
-                partition, RewardSettings(), CODEC, metrics, MAX_BYTES, self.topics
-            )
+            processor = RewardProcessor(RewardSettings(), CODEC, metrics, MAX_BYTES, self.topics)
             mine = [record for record in records if record.partition == partition]
             processor.feed(self.topics.segments, mine)
             made = processor.drain(1_000_000).outputs

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from processors.runtime.process import run_worker
 from processors.runtime.records import Outcome, Output, RawRecord
+from processors.runtime.status import OpenSession, ProcessorStatus
 from processors.runtime.worker import WorkerSpec
 from streams.errors import StateError
 from streams.settings import load_settings
@@ -94,6 +95,24 @@ class ToyProcessor:
         due = min((key.last_ms for key in self.keys.values()), default=None)
         waits = any(value is not None for *_, value in self.heap)
         return waits or (due is not None and due + self.gap_ms < now_ms)
+
+    def status(self) -> ProcessorStatus:
+        oldest = min(self.keys.items(), key=lambda item: (item[1].last_ms, item[0]), default=None)
+        due_ms = None if oldest is None else oldest[1].last_ms + self.gap_ms
+        return ProcessorStatus(
+            clock_ms=self.clock_ms or None,
+            sessions=len(self.keys),
+            open_sessions=len(self.keys),
+            oldest_open=None
+            if oldest is None
+            else OpenSession(
+                policy="toy",
+                session_id=oldest[0].decode(),
+                since_ms=oldest[1].last_ms,
+                due_ms=due_ms,
+            ),
+            next_due_ms=due_ms,
+        )
 
     def _horizon(self) -> int:
         return min(self.maxima.get(topic, 0) for topic in self.topics)

@@ -59,7 +59,7 @@ def segment(number: int, revision: int = 0) -> bytes:
 
 
 def new_processor(metrics: ProcessorMetrics) -> RewardProcessor:
-    return RewardProcessor(0, RewardSettings(), CODEC, metrics, 1_000_000)
+    return RewardProcessor(RewardSettings(), CODEC, metrics, 1_000_000)
 
 
 def feed(processor: RewardProcessor, *values: bytes | None, first: int = 0) -> None:
