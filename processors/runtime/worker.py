@@ -20,6 +20,7 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.errors import KafkaError
 from faust.tables.manager import TableManager
 from faust.types import TP
+from faust.web.drivers.aiohttp import Web
 from mode import CrashingSupervisor
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
@@ -79,10 +80,22 @@ class WorkerSpec:
     make_processor: Callable[[int, Cluster], PartitionProcessor]
 
 
+class OwnPages(Web):
+    """Faust's web server with none of its own pages: they know only single events."""
+
+    default_blueprints = ()
+    production_blueprints = ()
+    debug_blueprints = ()
+    optional_blueprints = ()
+
+
 class BatchApp(faust.App):
     """A Faust app over the batching transport."""
 
     worker: BatchWorker
+
+    def _new_web(self) -> OwnPages:
+        return OwnPages(self)
 
     def _new_transport(self) -> BatchTransport:
         return BatchTransport(self.conf.broker_consumer, self, self.worker)
@@ -423,8 +436,6 @@ class BatchWorker:
             store="memory://",
             TableManager=PromptTables,
             web_enabled=spec.web_port > 0,
-            web_router_enabled=False,
-            web_tables_enabled=False,
             web_host=settings.worker.web_host,
             web_bind=settings.worker.web_host,
             web_port=spec.web_port or 6066,
@@ -468,7 +479,7 @@ def _serve_metrics(app: BatchApp, metrics: ProcessorMetrics) -> None:
 
 
 def _serve_view(app: BatchApp, collect: Callable[[], views.WorkerView]) -> None:
-    """Add the worker's own page in front of Faust's at ``/``."""
+    """Add the worker's page, ``/``, to the app's web views."""
 
     async def page(view: Any, request: Any) -> Any:
         now = collect()
