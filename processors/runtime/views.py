@@ -219,16 +219,16 @@ def _oldest(session: OpenSession | None, now_ms: int) -> str:
 
 def _topics(topics: Iterable[TopicView]) -> str:
     rows = "".join(
-        f'<tr><th scope="row">{escape(one.topic)}</th><td>{_count(one.applied_offset)}</td>'
-        f"<td>{_count(one.end_offset)}</td><td>{_count(one.lag_records)}</td>"
-        f"<td>{_count(one.buffered_records)}</td></tr>"
+        f'<tr><th scope="row" colspan="{len(_TOPIC_HEADS)}">{escape(one.topic)}</th></tr>'
+        f"<tr><td>{_count(one.applied_offset)}</td><td>{_count(one.end_offset)}</td>"
+        f"<td>{_count(one.lag_records)}</td><td>{_count(one.buffered_records)}</td></tr>"
         for one in topics
     )
     heads = "".join(f'<th scope="col">{name}</th>' for name in _TOPIC_HEADS)
     return f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>"
 
 
-_TOPIC_HEADS = ("topic", "applied", "end", "lag", "waiting")
+_TOPIC_HEADS = ("applied", "end", "lag", "waiting")
 
 
 def _name(text: str) -> str:
@@ -275,9 +275,9 @@ def _size(size: int | None) -> str:
     amount = float(size)
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:
-            return f"{amount:,.0f} {unit}" if unit == "B" else f"{amount:,.1f} {unit}"
+            return f"{amount:,.0f}&nbsp;{unit}" if unit == "B" else f"{amount:,.1f}&nbsp;{unit}"
         amount /= 1024
-    return f"{amount:,.1f} GiB"
+    return f"{amount:,.1f}&nbsp;GiB"
 
 
 def _count(number: int | None) -> str:
@@ -305,10 +305,10 @@ dd, td { margin: 0; font-variant-numeric: tabular-nums; }
 .oldest { background: var(--soft); padding: .5rem; border-radius: .25rem; }
 .oldest, th { overflow-wrap: anywhere; }
 table { border-collapse: collapse; width: 100%; font-size: .9rem; }
-th { text-align: left; font-weight: 500; }
-thead th { font-size: .8rem; opacity: .7; }
-thead th + th, td { text-align: right; padding-left: .5rem; white-space: nowrap; }
-tbody tr { border-top: 1px solid var(--line); }
+tbody th { text-align: left; font-weight: 500; border-top: 1px solid var(--line); }
+thead th { text-align: right; font-weight: 400; font-size: .8rem; opacity: .7; }
+td { text-align: right; white-space: nowrap; }
+th + th, td + td { padding-left: .6rem; }
 """
 
 
