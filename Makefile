@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NO_PACKAGES := echo "error: cannot install the packages, see above. Without a way to the public\
  registry, name a mirror in PIP_INDEX_URL and UV_DEFAULT_INDEX, or a proxy in HTTPS_PROXY." >&2; exit 1
 
-.PHONY: install demo test lint lock clean
+.PHONY: install demo test lint docs lock clean
 
 install: $(STAMP)
 
@@ -34,6 +34,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Bring what the pages in docs/ take from the code up to date.
+docs: install
+	$(BIN)/python docs/generate.py
 
 # Resolve the newest dependencies again. Hashes only: no registry's address goes into the files.
 lock: $(BIN)/uv

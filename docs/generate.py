@@ -1,0 +1,56 @@
+"""Writes those parts of the pages beside it that are made of the code.
+
+``python docs/generate.py`` brings them up to date; with ``--check`` it changes nothing and
+fails if a page is stale. A part stands between two comments, ``<!-- generated: NAME -->`` and
+``<!-- end -->``.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from processors.feedback_align.machine import render_diagram
+from streams.metrics import render_table
+
+FOLDER = Path(__file__).parent
+_PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def _diagram() -> str:
+    return f"```mermaid\n{render_diagram()}```\n"
+
+
+PARTS: Mapping[str, Callable[[], str]] = {"lives": _diagram, "metrics": render_table}
+
+
+def renewed(page: str) -> str:
+    """A page with each generated part as the code has it now.
+
+    Raises:
+        KeyError: It names a part that nothing here makes.
+    """
+    return _PART.sub(lambda part: part[1] + PARTS[part[2]]() + part[3], page)
+
+
+def main(arguments: list[str]) -> int:
+    """Bring the pages up to date, or tell which are not.
+
+    Returns:
+        1 if ``--check`` is given and a page is stale, else 0.
+    """
+    pages = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
+    stale = [path for path, text in pages.items() if renewed(text) != text]
+    if "--check" in arguments:
+        for path in stale:
+            sys.stderr.write(f"docs/{path.name} is stale: run python docs/generate.py\n")
+        return 1 if stale else 0
+    for path in stale:
+        path.write_text(renewed(pages[path]), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
