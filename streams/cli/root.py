@@ -44,10 +44,11 @@ COMMANDS: dict[str, Entry] = {
     "versions": Entry("streams.cli.versions", "List and show policy versions."),
     "lag": Entry("streams.cli.lag", "Show how far each stage is behind."),
     "import": Entry("streams.cli.imports", "Import exports of other chat products."),
+    "bench": Entry("streams.cli.bench", "Measure how fast it is on this machine."),
 }
 
 
-class _Lazy(TyperCommand):
+class Lazy(TyperCommand):
     """A command that is imported when it is run."""
 
     def __init__(self, name: str, entry: Entry) -> None:
@@ -91,7 +92,7 @@ class _Root(TyperGroup):
         entry = COMMANDS.get(cmd_name)
         if entry is None:
             return None
-        return (_Process if entry.process else _Lazy)(cmd_name, entry)
+        return (_Process if entry.process else Lazy)(cmd_name, entry)
 
 
 def build_root() -> Callable[[list[str], str], Any]:

@@ -1,0 +1,1 @@
+"""Benches of the stream processors; ``clawstream bench`` runs them."""

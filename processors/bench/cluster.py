@@ -1,0 +1,180 @@
+"""The broker and the topics of a bench, and its settings."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from processors.bench.log import LogRecord
+from streams.errors import BrokerError
+from streams.kafka.admin import apply_inventory
+from streams.kafka.clients import make_admin, make_producer
+from streams.kafka.embedded import start_kafka, stop_kafka
+from streams.settings import KafkaSettings, Settings
+from streams.supervisor import uninterrupted
+from streams.topics import Inventory, Topic, load_inventory
+
+FLUSH_S = 120.0
+OnStep = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """The topics of a bench, under a prefix that no other run has."""
+
+    prefix: str
+
+    @classmethod
+    def fresh(cls, bench: str) -> Names:
+        """Names that nothing has yet."""
+        return cls(f"bench-{bench}-{secrets.token_hex(4)}")
+
+    def of(self, stem: str) -> str:
+        """A topic's or a group's name."""
+        return f"{self.prefix}.{stem}"
+
+
+@contextlib.contextmanager
+def bench_broker(settings: Settings, on_step: OnStep) -> Iterator[str]:
+    """The address of Kafka: the configured one, else a node of the bench's own.
+
+    Its own node keeps nothing of earlier runs, and is stopped at the end.
+    """
+    if settings.kafka.bootstrap_servers:
+        yield settings.kafka.bootstrap_servers
+        return
+    folder = bench_dir(settings) / "kafka"
+    stop_kafka(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    on_step("starting Apache Kafka")
+    try:
+        most = settings.kafka.max_message_bytes
+        yield start_kafka(folder, max_message_bytes=most).bootstrap_servers
+    finally:
+        with uninterrupted():
+            stop_kafka(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def bench_dir(settings: Settings) -> Path:
+    """Where benches keep their files."""
+    folder = (settings.data_dir / "bench").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def write_config(
+    settings: Settings, bootstrap_servers: str, path: Path, **sections: Mapping[str, Any]
+) -> None:
+    """The user's settings for a process of the bench, over its broker.
+
+    There is no schema registry: all subjects read and write single-object encoding.
+    """
+    wanted = settings.model_dump(mode="json", exclude_defaults=True)
+    wanted.pop("schema_registry_url", None)
+    sections = {"kafka": {"bootstrap_servers": bootstrap_servers}, **sections}
+    for section, values in sections.items():
+        wanted[section] = {**wanted.get(section, {}), **values}
+    wanted["data_dir"] = str(path.parent / "data")
+    path.write_text(yaml.safe_dump(wanted), encoding="utf-8")
+
+
+class Topics:
+    """Makes topics as the inventory has them, and deletes all it made at the end.
+
+    Args:
+        kafka: How to reach Kafka.
+        bootstrap_servers: Where.
+        partitions: Of each topic.
+    """
+
+    def __init__(self, kafka: KafkaSettings, bootstrap_servers: str, partitions: int) -> None:
+        self._kafka = kafka
+        self._bootstrap = bootstrap_servers
+        self._partitions = partitions
+        self._inventory = load_inventory()
+        self._made: list[str] = []
+
+    def make(self, names: Mapping[str, str], *, replay: bool = False) -> None:
+        """Make topics under names of the bench's own; they can be used afterwards.
+
+        Args:
+            names: By the name of the inventory's topic that they are like.
+            replay: Whether they carry arrivals of their own, and for ever.
+
+        Raises:
+            TopicError: The cluster refuses.
+            BrokerError: It cannot be reached.
+        """
+        topics = [self._like(self._inventory[like], name) for like, name in names.items()]
+        if replay:
+            topics = [replace(t, timestamp_type="CreateTime", retention_ms=-1) for t in topics]
+        self._made.extend(names.values())
+        apply_inventory(self._kafka, self._bootstrap, Inventory(tuple(topics)))
+
+    def _like(self, topic: Topic, name: str) -> Topic:
+        return replace(topic, name=name, partitions=self._partitions, replication=1)
+
+    def delete_all(self) -> None:
+        """Delete what was made, as far as the cluster lets it."""
+        made, self._made = self._made, []
+        if made:
+            client = make_admin(self._kafka, self._bootstrap)
+            for future in client.delete_topics(made, operation_timeout=30).values():
+                with contextlib.suppress(Exception):
+                    future.result()
+
+
+def produce(
+    log: Iterable[LogRecord], names: Mapping[str, str], kafka: KafkaSettings, bootstrap: str
+) -> None:
+    """Write a log with its arrivals into the topics of its sides.
+
+    Raises:
+        BrokerError: Kafka did not take it.
+    """
+    failed: list[str] = []
+
+    def on_delivery(error: object, _message: object) -> None:
+        if error is not None:
+            failed.append(str(error))
+
+    producer = make_producer(kafka, bootstrap, overrides={"linger.ms": 20})
+    for record in log:
+        while True:
+            try:
+                producer.produce(
+                    names[record.side],
+                    value=record.value,
+                    key=record.key,
+                    partition=record.partition,
+                    timestamp=record.arrival_ms,
+                    headers=record.headers,
+                    on_delivery=on_delivery,
+                )
+                break
+            except BufferError:
+                producer.poll(0.1)
+        producer.poll(0)
+    left = producer.flush(FLUSH_S)
+    if left or failed:
+        raise BrokerError(
+            f"Kafka did not take the bench's log: {failed[0] if failed else f'{left} records'}"
+        )
+
+
+__all__ = [
+    "Names",
+    "Topics",
+    "bench_broker",
+    "bench_dir",
+    "produce",
+    "write_config",
+]

@@ -1,0 +1,1 @@
+"""What ``clawstream bench align`` compares, each in a process of its own."""

@@ -1,0 +1,1 @@
+"""What all benches share: one report form, taking turns, the machine, the screen."""

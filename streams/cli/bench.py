@@ -1,0 +1,38 @@
+"""``clawstream bench``: the measurements, each imported when it is run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from streams.cli.root import Entry, Lazy
+
+BENCHES: dict[str, Entry] = {
+    "align": Entry("processors.bench.cli_align", "The aligner against other frameworks."),
+}
+
+
+class _Benches(TyperGroup):
+    """Lists all benches without importing one."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(BENCHES)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = BENCHES.get(cmd_name)
+        return None if entry is None else Lazy(cmd_name, entry)
+
+
+app = typer.Typer(
+    cls=_Benches,
+    no_args_is_help=True,
+    add_completion=False,
+    help="Measure how fast it is on this machine.",
+)
+
+
+@app.callback()
+def _bench() -> None:
+    """Measure how fast it is on this machine."""
