@@ -123,11 +123,13 @@ class Topics:
         return replace(topic, name=name, partitions=self._partitions, replication=1)
 
     def delete_all(self) -> None:
-        """Delete what was made, as far as the cluster lets it."""
-        made, self._made = self._made, []
-        if made:
-            client = make_admin(self._kafka, self._bootstrap)
-            for future in client.delete_topics(made, operation_timeout=30).values():
+        """Delete what was made, and what a framework made beside it, as far as Kafka lets us."""
+        client = make_admin(self._kafka, self._bootstrap)
+        prefixes = {name.rpartition(".")[0] for name in self._made}
+        there = client.list_topics(timeout=30).topics
+        ours = [name for name in there if any(prefix in name for prefix in prefixes)]
+        if ours:
+            for future in client.delete_topics(ours, operation_timeout=30).values():
                 with contextlib.suppress(Exception):
                     future.result()
 

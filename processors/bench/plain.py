@@ -83,7 +83,7 @@ class PlainAligner:
         self.offer(topic, offset, timestamp_ms, value)
         return self.drain(advance=value is None)
 
-    def changes(self) -> Iterable[tuple[bytes, bytes | None]]:
+    def changes(self) -> Iterable[tuple[str, bytes | None]]:
         """What a store must hold of what changed since the last call; None means forgotten."""
         changed, forgotten = machine.take_changes(self._state)
         for session in changed.values():
@@ -96,8 +96,8 @@ class PlainAligner:
         machine.take_changes(self._state)
 
 
-def _key(session: tuple[str, str]) -> bytes:
-    return "\0".join(session).encode()
+def _key(session: tuple[str, str]) -> str:
+    return "/".join(session)
 
 
 def expected_outputs(
