@@ -86,8 +86,9 @@ SETTINGS_VARIANTS: tuple[AlignSettings, ...] = (
     dense_settings(attribution_window_ms=0, orphan_wait_ms=0, max_context_bytes=0),
     dense_settings(max_steps=100, max_bytes=100_000, max_context_bytes=100_000),
     dense_settings(horizon_ms=1_000),
+    AlignSettings(),
 )
-"""Settings at the edges of what is allowed, the plain dense ones first."""
+"""Settings at the edges of what is allowed, the plain dense ones first, real ones last."""
 
 
 def is_reply(turn: DialogueTurn) -> bool:
@@ -173,6 +174,7 @@ class _SessionPast:
 
     turns: list[DialogueTurn] = field(default_factory=list)
     feedback: list[FeedbackEvent] = field(default_factory=list)
+    arrivals: list[int] = field(default_factory=list)
     spool_lag_ms: int = 0
     promised_turn_ids: list[str] = field(default_factory=list)
     promised_feedback_ids: list[str] = field(default_factory=list)
@@ -198,6 +200,10 @@ class LogWriter:
         self._sessions = SESSIONS[: chooser.choice((1, 2, 4))]
         self._is_wild = chooser.chance(40)
         self._only_topic: str | None = None
+        # Whose segments are about to be out of sight.
+        self._looking_back: tuple[str, str] | None = None
+        # A spool being flushed: whose, and when what is still in it happened.
+        self._spool: tuple[tuple[str, str], list[int]] | None = None
 
     def write(self, size: int, stop_percent: int = 0) -> Log:
         """A log of ``size`` records, or fewer if it may stop before any of them.
@@ -208,7 +214,8 @@ class LogWriter:
         for _ in range(size):
             if stop_percent and not self._pick.chance(100 - stop_percent):
                 break
-            self._advance()
+            if self._spool is None:
+                self._advance()
             self._write_record()
         return Log(tuple(self._turns), tuple(self._feedback), self._final_clock())
 
@@ -238,12 +245,23 @@ class LogWriter:
             return
         if pace < 92:
             self._clock += self._pick.integer(1, max(1, s.settle_ms))
-        elif pace < 98 or not self._is_wild:
+        elif pace < 97 or not self._is_wild:
             self._clock += self._span()
         elif pace < 99:
-            self._clock += s.horizon_ms + self._pick.choice((0, 1, -1, s.settle_ms, s.gap_ms))
+            self._clock = max(self._clock, self._some_horizon())
         else:
             self._clock += s.horizon_ms + s.max_open_ms + self._pick.integer(0, s.horizon_ms)
+
+    def _some_horizon(self) -> int:
+        """About when something stops to be visible: a horizon after a turn may have closed."""
+        s = self._settings
+        begun = [session for session, past in self._past.items() if past.arrivals]
+        since = self._clock
+        if begun:
+            self._looking_back = self._pick.choice(begun)
+            since = self._past[self._looking_back].arrivals[-1]
+        wait = self._pick.choice((s.gap_ms, s.settle_ms, s.max_open_ms))
+        return since + wait + s.horizon_ms + self._pick.choice((0, 0, 1, -1))
 
     def _kafka_timestamp(self) -> int:
         if self._pick.chance(5):
@@ -295,6 +313,13 @@ class LogWriter:
     # Records.
 
     def _write_record(self) -> None:
+        if self._spool is not None:
+            self._flush_one()
+            return
+        if self._looking_back is not None:
+            session, self._looking_back = self._looking_back, None
+            self._append(self._late_feedback(session, self._past[session]))
+            return
         elsewhere = self._pick.chance(50)
         session = self._pick.choice(self._sessions) if elsewhere else self._sessions[0]
         past = self._past.setdefault(session, _SessionPast())
@@ -318,11 +343,37 @@ class LogWriter:
             past.spool_lag_ms = self._pick.choice((*spans, self._settings.horizon_ms))
         if self._pick.chance(5):
             self._only_topic = self._pick.choice((None, TURNS_TOPIC, FEEDBACK_TOPIC))
+        if self._pick.chance(1):
+            self._fill_spool()
+
+    def _fill_spool(self) -> None:
+        """Let the records to come be those of a spool that is flushed at once."""
+        s = self._settings
+        at = self._clock - self._pick.choice((s.max_open_ms, s.gap_ms, s.horizon_ms))
+        times = []
+        for _ in range(self._pick.integer(3, 8)):
+            times.append(min(at, self._clock))
+            at += self._pick.choice((1, s.settle_ms, s.gap_ms, s.gap_ms + 1))
+        self._spool = self._pick.choice(self._sessions), times
+
+    def _flush_one(self) -> None:
+        assert self._spool is not None
+        session, times = self._spool
+        past = self._past.setdefault(session, _SessionPast())
+        at = times.pop(0)
+        if not times:
+            self._spool = None
+        if self._pick.chance(75):
+            turn = self._new_turn(session, past)
+            self._append(replace(turn, event_time=at))
+        else:
+            self._append(replace(self._new_feedback(session, past), event_time=at))
 
     def _append(self, record: DialogueTurn | FeedbackEvent) -> None:
         past = self._past[record.policy, record.session_id]
         if isinstance(record, DialogueTurn):
             past.turns.append(record)
+            past.arrivals.append(self._clock)
             self._append_to(self._turns, TURNS_TOPIC, record)
         else:
             past.feedback.append(record)
@@ -464,6 +515,16 @@ class LogWriter:
             attributes={"ui": "v2"} if self._pick.chance(10) else {},
         )
 
+    def _late_feedback(self, session: tuple[str, str], past: _SessionPast) -> FeedbackEvent:
+        """Mostly plain feedback on the last reply."""
+        feedback = self._new_feedback(session, past)
+        replies = [turn for turn in past.turns if is_reply(turn)]
+        if not replies or self._pick.chance(20):
+            return feedback
+        return replace(
+            feedback, turn_id=replies[-1].turn_id, supersedes=None, kind=FeedbackKind.THUMB
+        )
+
     def _about(self, past: _SessionPast) -> DialogueTurn | None:
         """The turn a feedback is about: mostly a recent reply."""
         if past.turns and self._pick.chance(6):
@@ -519,8 +580,13 @@ class LogWriter:
         if mode < 85:
             return self._on_the_other_topic(record)
         if isinstance(record, DialogueTurn):
+            # Under another turn id it is a retry, under its own a conflict.
+            turn_id = self._name("t") if self._pick.chance(60) else record.turn_id
             return replace(
-                record, event_id=self._name("e"), event_time=max(0, self._turn_time(past))
+                record,
+                event_id=self._name("e"),
+                turn_id=turn_id,
+                event_time=max(0, self._turn_time(past)),
             )
         return replace(record, event_id=self._name("f"))
 
