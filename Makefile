@@ -29,6 +29,10 @@ demo: install
 test: install
 	$(BIN)/python -m pytest $(ARGS)
 
+# The fault matrix. ONLY=zombie plays one case, JSON=path keeps the figures, ARGS=--list shows all.
+faults: install
+	$(BIN)/python -m tests.faults $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON)) $(ARGS)
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -1,0 +1,87 @@
+"""``python -m tests.faults``: play the fault matrix and print its table."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+
+from streams.kafka.embedded import start_kafka, stop_kafka
+from tests.faults.play import Row, play
+from tests.faults.registry import Case, all_cases, find_case
+from tests.faults.report import as_line, as_table, write_json
+from tests.faults.scene import Kafka
+from tests.faults.sizes import FULL, SHORT, Sizes
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Play the cases asked for. 0 if all passed, 1 if one failed, 2 for a wrong argument."""
+    options = _parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, _interrupt)
+    if options.list:
+        for case in all_cases():
+            sys.stdout.write(f"{case.number:>4}  {case.name:20} {case.what}\n")
+        return 0
+    try:
+        cases = [find_case(name) for name in options.only] or all_cases()
+    except KeyError as error:
+        sys.stderr.write(f"no case {error}; see --list\n")
+        return 2
+    with tempfile.TemporaryDirectory(prefix="clawstream-faults-") as scratch:
+        folder = options.keep or Path(scratch)
+        rows = _play_all(cases, folder, _sizes(options))
+    sys.stdout.write(as_table(rows))
+    if options.json is not None:
+        write_json(rows, options.json, _sizes(options))
+    return 0 if all(row.passed for row in rows) else 1
+
+
+def _interrupt(number: int, _frame: FrameType | None) -> None:
+    """Let SIGTERM end the run as Ctrl-C does, brokers and workers included."""
+    raise SystemExit(128 + number)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
+    parser.add_argument("--only", action="append", default=[], help="a case's name or number")
+    parser.add_argument("--json", type=Path, help="write the results here, too")
+    parser.add_argument("--list", action="store_true", help="list the cases")
+    parser.add_argument("--short", action="store_true", help="fewer kills, shorter outages")
+    parser.add_argument("--kills", type=int, help="SIGKILLs in the middle of a batch")
+    parser.add_argument("--outage-s", type=float, help="how long a topic cannot be written")
+    parser.add_argument("--keep", type=Path, help="leave all logs in this folder")
+    return parser
+
+
+def _sizes(options: argparse.Namespace) -> Sizes:
+    sizes = SHORT if options.short else FULL
+    if options.kills is not None:
+        sizes = replace(sizes, kills=options.kills)
+    if options.outage_s is not None:
+        sizes = replace(sizes, outage_s=options.outage_s)
+    return sizes
+
+
+def _play_all(cases: list[Case], folder: Path, sizes: Sizes) -> list[Row]:
+    rows: list[Row] = []
+    kafka_folder = folder / "kafka"
+    try:
+        bootstrap = start_kafka(kafka_folder).bootstrap_servers
+        kafka = Kafka(bootstrap, bootstrap)
+        for case in cases:
+            sys.stdout.write(f"{case.number} {case.name}: {case.what}\n")
+            sys.stdout.flush()
+            rows.append(play(case, kafka, folder / case.name, sizes))
+            sys.stdout.write(as_line(rows[-1]))
+            sys.stdout.flush()
+    finally:
+        stop_kafka(kafka_folder)
+    return rows
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,150 @@
+"""Cases in which workers are killed, frozen, stopped and moved."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from collections.abc import Callable
+
+from tests.faults.registry import case
+from tests.faults.scene import Scene
+from tests.integration.harness import WorkerProcess, wait_until
+
+
+@case("1", "kill-mid-batch", "SIGKILL in the middle of batches")
+def kill_mid_batch(scene: Scene) -> None:
+    moments = random.Random(3)
+    with scene.load():
+        worker = scene.start("worker", "one")
+        worker.wait_ready(60)
+        scene.wait_for_outputs(20)
+        for _ in range(scene.sizes.kills):
+            time.sleep(moments.uniform(0.0, 0.4))
+            freeze_at_work(worker, scene.open_transactions)
+            worker.kill()
+            mark = scene.mark()
+            worker = scene.start("worker", "one")
+            scene.recovered(mark)
+
+
+@case("2", "kill-before-commit", "SIGKILL after outputs were taken, before anything was committed")
+def kill_before_commit(scene: Scene) -> None:
+    with scene.load():
+        worker = scene.start("worker")
+        worker.wait_ready(60)
+        scene.wait_for_outputs(20)
+        for number in range(2 * scene.sizes.rounds):
+            if number % 2 == 0:
+                freeze_at_work(worker, scene.open_outputs)
+            else:
+                # The transaction has ended, the group's offsets are committed once a second.
+                scene.wait_for_outputs(1)
+            worker.kill()
+            mark = scene.mark()
+            # No static member: its successor waits for the session timeout.
+            worker = scene.start("worker")
+            scene.recovered(mark)
+
+
+def freeze_at_work(worker: WorkerProcess, is_at_work: Callable[[], int]) -> None:
+    """Freeze a worker with a transaction open."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        assert worker.process.poll() is None, f"it ended by itself:\n{worker.output()[-3000:]}"
+        worker.process.send_signal(signal.SIGSTOP)
+        if is_at_work():
+            return
+        worker.process.send_signal(signal.SIGCONT)
+        time.sleep(0.02)
+    raise AssertionError("the worker was never seen with a transaction open")
+
+
+@case("4", "zombie", "SIGSTOP past the session timeout, a successor, then SIGCONT")
+def zombie(scene: Scene) -> None:
+    with scene.load():
+        frozen = scene.start("worker-0")
+        frozen.wait_ready(60)
+        for number in range(1, scene.sizes.rounds + 1):
+            scene.wait_for_outputs(20)
+            freeze_at_work(frozen, scene.open_transactions)
+            mark = scene.mark()
+            successor = scene.start(f"worker-{number}")
+            scene.recovered(mark)
+            frozen.process.send_signal(signal.SIGCONT)
+            scene.wait_for_outputs(60)
+            wait_until(lambda it=frozen: _gave_way(it), "the frozen one gives way", 90)  # type: ignore[misc]
+            if frozen.process.poll() is None:
+                assert frozen.terminate()[0] == 0
+                scene.notes.append("came back into the group")
+            else:
+                scene.notes.append("ended fenced")
+            frozen = successor
+
+
+def _gave_way(worker: WorkerProcess) -> bool:
+    """Whether it ended because it was fenced, or is a member of the group once more."""
+    code = worker.process.poll()
+    if code is not None:
+        assert code == 1, f"exit code {code}"
+        assert "FencedError" in worker.output(), worker.output()[-3000:]
+        return True
+    return worker.output().count("owns partitions") > 1
+
+
+@case("5", "rebalance", "one worker, three, one; then a rolling restart")
+def rebalance(scene: Scene) -> None:
+    names = ("worker-1", "worker-2", "worker-3")
+    with scene.load():
+        workers = {names[0]: scene.start(names[0])}
+        workers[names[0]].wait_ready(60)
+        scene.wait_for_outputs(20)
+        mark = scene.mark()
+        for name in names[1:]:
+            workers[name] = scene.start(name)
+        wait_until(lambda: all(map(_owns_one, workers.values())), "one partition each", 90)
+        scene.recovered(mark)
+        for name in names[1:]:
+            mark = scene.mark()
+            _stop(workers.pop(name))
+            scene.recovered(mark)
+        _rolling_restart(scene, workers)
+
+
+def _rolling_restart(scene: Scene, workers: dict[str, WorkerProcess]) -> None:
+    for round_ in range(scene.sizes.rounds):
+        for name in list(workers):
+            mark = scene.mark()
+            _stop(workers.pop(name))
+            workers[f"rolled-{round_}"] = scene.start(f"rolled-{round_}")
+            scene.recovered(mark)
+
+
+def _owns_one(worker: WorkerProcess) -> bool:
+    lines = [line for line in worker.output().splitlines() if "owns partitions" in line]
+    return bool(lines) and lines[-1].partition("[")[2].partition("]")[0].isdigit()
+
+
+def _stop(worker: WorkerProcess) -> None:
+    code, seconds = worker.terminate(40)
+    assert code == 0, f"exit code {code} after SIGTERM:\n{worker.output()[-3000:]}"
+    assert seconds < 15, f"SIGTERM took {seconds:.0f} s"
+
+
+@case("6", "sigterm", "SIGTERM with events in flight")
+def sigterm(scene: Scene) -> None:
+    moments = random.Random(5)
+    slowest = 0.0
+    with scene.load():
+        worker = scene.start("worker")
+        worker.wait_ready(60)
+        for _ in range(2 * scene.sizes.rounds):
+            scene.wait_for_outputs(10)
+            time.sleep(moments.uniform(0.0, 0.4))
+            mark = scene.mark()
+            began = time.monotonic()
+            _stop(worker)
+            slowest = max(slowest, time.monotonic() - began)
+            worker = scene.start("worker")
+            scene.recovered(mark)
+    scene.notes.append(f"SIGTERM took {slowest:.1f} s at most")
