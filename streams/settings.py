@@ -39,6 +39,7 @@ from streams.errors import SettingsError
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Points = Annotated[float, Field(ge=-10, le=10)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
@@ -110,6 +111,8 @@ class WorkerSettings(Section):
     tick_interval_ms: PositiveInt = 250
     max_batch_records: PositiveInt = 2_000
     max_buffered_records: PositiveInt = 20_000
+    body_cache_bytes: PositiveInt = 64 * 1024 * 1024
+    hot_sessions: NonNegativeInt = 20_000
     group_instance_id: str | None = None
     web_host: str = "127.0.0.1"
     align_web_port: Port = 0
@@ -188,10 +191,21 @@ class LearnerSettings(Section):
     ``clip_coef_high`` widens the upper clip bound alone (``clip_coef`` where it is null);
     ``negative_advantage_weight`` scales the policy loss of tokens worse than expected;
     ``detach_value`` keeps the value loss out of the adapter; ``digest_mismatch`` says what
-    becomes of turns recorded under another tokenizer or chat template.
+    becomes of turns recorded under another tokenizer or chat template. ``mode`` says where
+    advantages come from; the ``hybrid_`` weights are read in mode ``hybrid`` alone. What each
+    setting does, with its equation: docs/learning.md.
     """
 
     policy: str = "default"
+    mode: Literal["ppo", "grpo", "opd", "hybrid"] = "ppo"
+    hybrid_ppo_weight: NonNegativeFloat = 0.0
+    hybrid_grpo_weight: NonNegativeFloat = 1.0
+    hybrid_opd_weight: NonNegativeFloat = 1.0
+    grpo_group: Literal["update", "version"] = "update"
+    opd_hint: Literal["directive", "next_user_turn"] = "directive"
+    opd_teacher: Literal["policy", "reference"] = "policy"
+    opd_max_hint_tokens: PositiveInt = 256
+    opd_advantage_bound: PositiveFloat = 5.0
     window_segments: PositiveInt = 3_000
     window_tokens: PositiveInt = 4_000_000
     min_sample_size: PositiveInt = 64
@@ -204,8 +218,10 @@ class LearnerSettings(Section):
     minibatches: PositiveInt = 1
     epochs: PositiveInt = 2
     learning_rate: PositiveFloat = 5e-6
-    learning_rate_floor: float = 5e-7
+    learning_rate_floor: PositiveFloat = 5e-7
+    learning_rate_schedule: Literal["constant", "linear", "quadratic"] = "linear"
     learning_rate_decay_updates: PositiveInt = 1_000
+    learning_rate_warmup_updates: NonNegativeInt = 0
     value_learning_rate: PositiveFloat = 1e-4
     kl_coef: float = 0.2
     clip_coef: PositiveFloat = 0.15
@@ -218,6 +234,7 @@ class LearnerSettings(Section):
     max_grad_norm: PositiveFloat = 0.5
     target_kl: float | None = None
     importance_weight_cap: PositiveFloat = 2.0
+    stale_objective: Literal["decoupled", "behaviour"] = "decoupled"
     max_version_gap: NonNegativeInt = 4
     max_updates_per_segment: PositiveInt = 8
     max_sequence_tokens: PositiveInt = 2_048
@@ -229,8 +246,31 @@ class LearnerSettings(Section):
     gradient_checkpointing: bool = False
     logprob_chunk_tokens: PositiveInt = 1_024
     digest_mismatch: Literal["refuse", "rerender"] = "refuse"
+    interrupted_replies: Literal["skip", "train"] = "skip"
     gate_max_kl: PositiveFloat = 1.0
     keep_checkpoints: PositiveInt = 5
+
+    @model_validator(mode="after")
+    def _require_a_weight(self) -> Self:
+        weights = (self.hybrid_ppo_weight, self.hybrid_grpo_weight, self.hybrid_opd_weight)
+        if self.mode == "hybrid" and not any(weights):
+            raise ValueError(
+                "mode hybrid needs one of hybrid_ppo_weight, hybrid_grpo_weight and "
+                "hybrid_opd_weight above 0"
+            )
+        return self
+
+    @property
+    def mode_weights(self) -> tuple[float, float, float]:
+        """The weights of ppo, grpo and opd in an update's advantages."""
+        if self.mode == "hybrid":
+            return self.hybrid_ppo_weight, self.hybrid_grpo_weight, self.hybrid_opd_weight
+        return float(self.mode == "ppo"), float(self.mode == "grpo"), float(self.mode == "opd")
+
+    @property
+    def hint(self) -> Literal["directive", "next_user_turn"] | None:
+        """Where hints come from; None if nothing is learned from them."""
+        return self.opd_hint if self.mode_weights[2] > 0 else None
 
 
 class ServeSettings(Section):

@@ -13,8 +13,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from processors.bench.log import LogRecord
-from processors.feedback_align import codec as state_codec
 from processors.feedback_align import machine
+from processors.feedback_align.model import Source
 from processors.feedback_align.watermark import Merger, Payload
 from streams.contracts import DialogueTurn, FeedbackEvent
 from streams.errors import StateError
@@ -42,7 +42,7 @@ class PlainAligner:
         self._turns = turns
         self._codec = codec
         self._settings = settings
-        self._state = machine.new_state()
+        self._state = machine.new_state(Source(turns, feedback, partition))
         self._merger = Merger(partition, turns_topic=turns, feedback_topic=feedback)
 
     def offer(self, topic: str, offset: int, timestamp_ms: int, value: bytes | None) -> None:
@@ -85,19 +85,14 @@ class PlainAligner:
 
     def changes(self) -> Iterable[tuple[str, bytes | None]]:
         """What a store must hold of what changed since the last call; None means forgotten."""
-        changed, forgotten = machine.take_changes(self._state)
-        for session in changed.values():
-            yield _key(session.key), state_codec.encode_session(session)
-        for key in forgotten:
-            yield _key(key), None
+        for key, value in machine.take_changes(self._state).items():
+            yield "/".join(map(str, key)), value
 
     def forget_changes(self) -> None:
         """Keep no note of what changed: the state is in memory alone."""
-        machine.take_changes(self._state)
-
-
-def _key(session: tuple[str, str]) -> str:
-    return "/".join(session)
+        # Not ``take_changes``: it would encode them.
+        self._state.changed.clear()
+        self._state.forgotten.clear()
 
 
 def expected_outputs(

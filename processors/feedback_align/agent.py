@@ -8,17 +8,21 @@ to the right one, once. Either only moves the clock, as a tick does.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import msgspec
 
 from processors.feedback_align import codec as state_codec
 from processors.feedback_align import machine
-from processors.feedback_align.watermark import Merger, Position
+from processors.feedback_align.bodies import CachedBodies
+from processors.feedback_align.model import HOT_SESSIONS, EntryKey, Position, Source
+from processors.feedback_align.watermark import Merger
 from processors.runtime import deadletters
 from processors.runtime.decoding import decode
-from processors.runtime.records import Outcome, Output, RawRecord, Record, is_tick
+from processors.runtime.records import LogReader, Outcome, Output, RawRecord, Record, is_tick
+from processors.runtime.status import OpenSession, ProcessorStatus
 from streams import metrics as names
 from streams.contracts import (
     DeadLetter,
@@ -27,7 +31,7 @@ from streams.contracts import (
     FeedbackEvent,
     TrajectorySegment,
 )
-from streams.errors import InvalidRecordError, OversizedError, RecordError
+from streams.errors import InvalidRecordError, OversizedError, RecordError, StateError
 from streams.kafka.clients import partition_for
 from streams.metrics import ProcessorMetrics
 from streams.serde import Codec
@@ -41,6 +45,12 @@ ORIGIN_TOPIC = "clawstream-origin-topic"
 ORIGIN_PARTITION = "clawstream-origin-partition"
 ORIGIN_OFFSET = "clawstream-origin-offset"
 """Headers of a record published again: where it was found misplaced."""
+
+
+HOME_CACHE = 100_000
+"""Sessions whose partition is remembered."""
+
+BODY_CACHE_BYTES = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +74,11 @@ class AlignProcessor:
         metrics: Counters.
         max_bytes: The largest record that segments and dead letters may be.
         topics: Where records come from and go to.
+        log: Reads back the content that a segment needs and memory does not have.
         input_max_bytes: The largest record that the input topics take; as large as outputs
             if None.
+        body_cache_bytes: About how much content to keep in memory.
+        hot_sessions: How many sessions to keep as objects.
     """
 
     def __init__(
@@ -76,9 +89,12 @@ class AlignProcessor:
         codec: Codec,
         metrics: ProcessorMetrics,
         max_bytes: int,
+        log: LogReader,
         topics: AlignTopics | None = None,
         *,
         input_max_bytes: int | None = None,
+        body_cache_bytes: int = BODY_CACHE_BYTES,
+        hot_sessions: int = HOT_SESSIONS,
     ) -> None:
         self._partition = partition
         self._partitions = partitions
@@ -87,9 +103,18 @@ class AlignProcessor:
         self._metrics = metrics
         self._max_bytes = max_bytes
         self._input_max_bytes = max_bytes if input_max_bytes is None else input_max_bytes
-        self._topics = topics or AlignTopics()
-        self._state = machine.new_state()
+        self._topics = names = topics or AlignTopics()
+        self._log = log
+        self._bodies = CachedBodies(
+            (names.turns, names.feedback), self._turns, self._feedback, body_cache_bytes
+        )
+        source = Source(names.turns, names.feedback, partition)
+        self._state = machine.new_state(source, self._bodies, hot_sessions)
+        self._home = lru_cache(HOME_CACHE)(
+            lambda session_id: partition_for(session_id.encode(), partitions)
+        )
         self._merger = self._new_merger({})
+        self._status = self._new_status()
         # What was fed and not passed yet: the records as they came, and what to do about
         # those that are no input of the machine once they are passed.
         self._raw: dict[tuple[str, int], RawRecord] = {}
@@ -102,9 +127,18 @@ class AlignProcessor:
         if meta is None:
             return
         clock_ms, positions = state_codec.decode_partition(meta)
-        sessions = (state_codec.decode_session(value) for _, value in entries)
-        self._state = machine.restore_state(sessions, clock_ms, self._settings)
+        named = ((decode_key(key), value) for key, value in entries)
+        self._state = machine.restore_state(self._state, named, clock_ms)
         self._merger = self._new_merger(positions)
+        turns: list[int] = []
+        feedback: list[int] = []
+        for session in self._state.packed.values():
+            if session.open_since_ms is not None:
+                own_turns, own_feedback = state_codec.open_offsets(session.head)
+                turns.extend(own_turns)
+                feedback.extend(own_feedback)
+        self._bodies.preload(turns, feedback)
+        self._status = self._new_status()
 
     def feed(self, topic: str, records: Sequence[RawRecord]) -> None:
         """See ``PartitionProcessor``.
@@ -132,11 +166,12 @@ class AlignProcessor:
                 self._raw.pop((event.topic, event.offset), None)
         positions = self._merger.positions()
         outputs.extend(self._passed(positions))
-        self._show()
+        changes = self._changes()
+        self._status = self._new_status()
         return Outcome(
             applied={topic: at.offset for topic, at in positions.items() if at.offset >= 0},
             outputs=outputs,
-            changes=self._changes(),
+            changes=changes,
             meta=state_codec.encode_partition(self._state.clock_ms, positions),
             records=arrivals,
             more=arrivals >= limit,
@@ -148,7 +183,30 @@ class AlignProcessor:
 
     def needs_tick(self, now_ms: int) -> bool:
         """See ``PartitionProcessor``."""
-        return self._merger.needs_tick(machine.next_due_ms(self._state), now_ms)
+        return self._merger.needs_tick(self._status.next_due_ms, now_ms)
+
+    def status(self) -> ProcessorStatus:
+        """See ``PartitionProcessor``."""
+        return self._status
+
+    def _new_status(self) -> ProcessorStatus:
+        state = self._state
+        oldest = None
+        if (found := machine.oldest_open(state)) is not None:
+            since_ms, (policy, session_id) = found
+            due_ms = machine.due_of(state, (policy, session_id))
+            oldest = OpenSession(
+                policy=policy, session_id=session_id, since_ms=since_ms, due_ms=due_ms
+            )
+        return ProcessorStatus(
+            clock_ms=state.clock_ms if state.clock_ms > 0 else None,
+            sessions=len(state.sessions) + len(state.packed),
+            open_sessions=state.open_sessions,
+            oldest_open=oldest,
+            next_due_ms=machine.next_due_ms(state),
+            state_entries=state.entries,
+            state_bytes=state.entry_bytes,
+        )
 
     def _new_merger(self, positions: dict[str, Position]) -> Merger:
         return Merger(
@@ -164,7 +222,7 @@ class AlignProcessor:
         """The decoded record; None if it must go elsewhere, which is then noted."""
         try:
             decoded = self._decode(topic, record)
-            right = partition_for(decoded.session_id.encode(), self._partitions)
+            right = self._home(decoded.session_id)
             if right == self._partition:
                 return decoded
             self._set_aside(record, self._republished(record, decoded.session_id, right))
@@ -176,6 +234,14 @@ class AlignProcessor:
         if topic == self._topics.turns:
             return decode(self._codec, record, DialogueTurn, self._max_bytes)
         return decode(self._codec, record, FeedbackEvent, self._max_bytes)
+
+    def _turns(self, offsets: Sequence[int]) -> Iterator[tuple[int, DialogueTurn]]:
+        for record in self._log.read(self._topics.turns, self._partition, offsets):
+            yield record.offset, decode(self._codec, record, DialogueTurn, self._max_bytes)
+
+    def _feedback(self, offsets: Sequence[int]) -> Iterator[tuple[int, FeedbackEvent]]:
+        for record in self._log.read(self._topics.feedback, self._partition, offsets):
+            yield record.offset, decode(self._codec, record, FeedbackEvent, self._max_bytes)
 
     def _set_aside(self, record: RawRecord, output: Output) -> None:
         self._aside[record.topic].append((record.offset, output))
@@ -227,6 +293,8 @@ class AlignProcessor:
             return [self._rejected(effect)]
         if isinstance(effect, machine.DropDuplicate):
             self._metrics.add(names.DUPLICATES)
+        elif isinstance(effect, machine.Late):
+            self._metrics.add(names.LATE, topic=effect.topic)
         elif isinstance(effect, machine.HeldBack):
             self._metrics.add(names.HELD_BACK, effect.count)
         return []
@@ -269,20 +337,8 @@ class AlignProcessor:
     # State
 
     def _changes(self) -> dict[bytes, bytes | None]:
-        changed, forgotten = machine.take_changes(self._state)
-        changes: dict[bytes, bytes | None] = {
-            encode_key(key): state_codec.encode_session(session) for key, session in changed.items()
-        }
-        changes.update((encode_key(key), None) for key in sorted(forgotten))
-        return changes
-
-    def _show(self) -> None:
-        partition = str(self._partition)
-        self._metrics.set(names.OPEN_SESSIONS, len(self._state.sessions), partition=partition)
-        if self._state.clock_ms > 0:
-            self._metrics.set(
-                names.PARTITION_CLOCK, self._state.clock_ms / 1000, partition=partition
-            )
+        changes = machine.take_changes(self._state)
+        return {encode_key(key): value for key, value in changes.items()}
 
 
 def _too_large(segment: TrajectorySegment, key: bytes, value: bytes) -> DeadLetter:
@@ -305,9 +361,27 @@ def _too_large(segment: TrajectorySegment, key: bytes, value: bytes) -> DeadLett
     )
 
 
-def encode_key(key: tuple[str, str]) -> bytes:
-    """The changelog key of a session: its policy and id."""
-    return msgspec.msgpack.encode(key)
+_encode_key = msgspec.msgpack.Encoder().encode
+_decode_key = msgspec.msgpack.Decoder(tuple[str, str, int]).decode
 
 
-__all__ = ["AlignProcessor", "AlignTopics", "encode_key"]
+def encode_key(key: EntryKey) -> bytes:
+    """The changelog key of an entry."""
+    return _encode_key(key)
+
+
+def decode_key(key: bytes) -> EntryKey:
+    """The entry that a changelog key names.
+
+    Raises:
+        StateError: It names none.
+    """
+    try:
+        return _decode_key(key)
+    except msgspec.DecodeError as error:
+        raise StateError(
+            f"{key[:64]!r} is no key of an aligner's state ({error}): who else writes to it?"
+        ) from error
+
+
+__all__ = ["AlignProcessor", "AlignTopics", "decode_key", "encode_key"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from processors.feedback_align.agent import STAGE, AlignProcessor, AlignTopics
+from processors.runtime.readback import ReadBack
 from processors.runtime.topics import Cluster
 from processors.runtime.worker import WorkerSpec
 from streams.metrics import ProcessorMetrics
@@ -36,7 +37,11 @@ def build_spec(
     names = topics or AlignTopics()
     codec = build_codec(settings.schema_registry_url)
 
+    readers: list[ReadBack] = []
+
     def make(partition: int, cluster: Cluster) -> AlignProcessor:
+        if not readers:
+            readers.append(ReadBack(cluster.kafka))
         most = settings.kafka.max_message_bytes
         return AlignProcessor(
             partition,
@@ -45,8 +50,11 @@ def build_spec(
             codec,
             metrics,
             cluster.room(most, names.segments, names.dead_letters),
+            readers[0],
             names,
             input_max_bytes=cluster.room(most, names.turns, names.feedback),
+            body_cache_bytes=settings.worker.body_cache_bytes,
+            hot_sessions=settings.worker.hot_sessions,
         )
 
     return WorkerSpec(

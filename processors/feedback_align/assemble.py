@@ -11,7 +11,8 @@ from hashlib import sha256
 
 import msgspec
 
-from processors.feedback_align.model import Bodies, Feedback, Segment, Session, Turn, order
+from processors.feedback_align.bodies import Bodies
+from processors.feedback_align.model import Feedback, Segment, Session, Turn, order
 from streams.contracts import (
     BranchReply,
     DialogueTurn,
@@ -73,7 +74,7 @@ def _parents(main: Iterable[Turn], bodies: Bodies) -> dict[int, int | None]:
     earlier: dict[str, int] = {}
     before: int | None = None
     for turn in main:
-        named = bodies.turn(turn).parent_turn_id
+        named = bodies.turn(turn.offset).parent_turn_id
         parents[turn.offset] = earlier.get(named, before) if named is not None else before
         earlier[turn.turn_id] = before = turn.offset
     return parents
@@ -83,7 +84,7 @@ def _without_retries(branch: Iterable[Turn], bodies: Bodies) -> list[Turn]:
     """Of replies to one request the last, of its other equal turns the first."""
     kept: dict[object, Turn] = {}
     for turn in branch:
-        body = bodies.turn(turn)
+        body = bodies.turn(turn.offset)
         if body.request_id is None:
             kept[turn.offset] = turn
         elif turn.reply:
@@ -194,10 +195,10 @@ def _content(
     shown = shown_feedback(segment, held)
     steps: list[Step] = []
     placed: set[int] = set()
-    context = list(segment.carried)
+    context = _carried_messages(segment.carried, bodies)
     followers = _next_user_turns(branch.kept, next_user)
     for turn, follower in zip(branch.kept, followers, strict=True):
-        body = bodies.turn(turn)
+        body = bodies.turn(turn.offset)
         if not turn.reply:
             context.append(message(body))
             continue
@@ -209,7 +210,7 @@ def _content(
                 tuple(context),
                 _show(turn, shown, bodies),
                 tuple(_branch_reply(rival, shown, bodies) for rival in rivals),
-                message(bodies.turn(follower)) if follower is not None else None,
+                message(bodies.turn(follower.offset)) if follower is not None else None,
                 first=not steps,
             )
         )
@@ -237,13 +238,13 @@ def _alternatives(step: Turn, branch: Branch, bodies: Bodies) -> list[Turn]:
     if not branch.off:
         return []
     parent = branch.parents[step.offset]
-    request = bodies.turn(step).request_id
+    request = bodies.turn(step.offset).request_id
     return [
         turn
         for turn in branch.off
         if turn.reply
         and branch.parents[turn.offset] == parent
-        and (request is None or bodies.turn(turn).request_id != request)
+        and (request is None or bodies.turn(turn.offset).request_id != request)
     ]
 
 
@@ -279,7 +280,7 @@ def _step(
 
 
 def _branch_reply(turn: Turn, shown: dict[int, list[Feedback]], bodies: Bodies) -> BranchReply:
-    body = bodies.turn(turn)
+    body = bodies.turn(turn.offset)
     return BranchReply(
         turn_id=body.turn_id,
         reply=body.content,
@@ -294,7 +295,7 @@ def _show(turn: Turn, shown: dict[int, list[Feedback]], bodies: Bodies) -> tuple
 
 
 def _step_feedback(feedback: Feedback, turn: Turn, bodies: Bodies) -> StepFeedback:
-    body = bodies.feedback(feedback)
+    body = bodies.feedback(feedback.offset)
     assert feedback.attributed_by is not None
     return StepFeedback(
         event_id=body.event_id,
@@ -324,24 +325,32 @@ def message(body: DialogueTurn) -> Message:
     )
 
 
-def carried_from(segment: Segment, bodies: Bodies, max_bytes: int) -> tuple[Message, ...]:
-    """What a segment hands on to the one that continues it (decision 0001.10)."""
+def carried_from(segment: Segment, bodies: Bodies, max_bytes: int) -> tuple[int, ...]:
+    """The offsets of what a segment hands on to the one that continues it (decision 0001.10)."""
     branch = branch_of(segment.turns, bodies)
-    own = (replace(message(bodies.turn(turn)), carried=True) for turn in branch.kept)
-    return shorten([*segment.carried, *own], max_bytes)
+    offsets = (*segment.carried, *(turn.offset for turn in branch.kept))
+    kept = shorten([bodies.turn(offset) for offset in offsets], max_bytes)
+    return tuple(offsets[index] for index in kept)
 
 
-def shorten(messages: Sequence[Message], max_bytes: int) -> tuple[Message, ...]:
-    """Drop the oldest messages until the contents fit.
+def _carried_messages(offsets: Iterable[int], bodies: Bodies) -> list[Message]:
+    return [replace(message(bodies.turn(offset)), carried=True) for offset in offsets]
+
+
+def shorten(turns: Sequence[DialogueTurn], max_bytes: int) -> list[int]:
+    """Which turns are left when the oldest are dropped until the contents fit.
 
     A system message in first place stays as long as anything else can go.
+
+    Returns:
+        Their places in ``turns``.
     """
-    sizes = [len(item.content.encode()) for item in messages]
+    sizes = [len(item.content.encode()) for item in turns]
     total = sum(sizes)
-    leading = 1 if messages and messages[0].role is Role.SYSTEM else 0
+    leading = 1 if turns and turns[0].role is Role.SYSTEM else 0
     start = leading
-    while total > max_bytes and start < len(messages):
+    while total > max_bytes and start < len(turns):
         total -= sizes[start]
         start += 1
-    head = messages[:leading] if total <= max_bytes else ()
-    return (*head, *messages[start:])
+    head = range(leading) if total <= max_bytes else ()
+    return [*head, *range(start, len(turns))]

@@ -23,6 +23,11 @@ sums of the first piece; anything else marks the run (or the pending sums of a s
 and has it summed anew, once, when the session's next due time is computed. The partition
 keeps one heap entry per session and moves it only when it is reached or comes earlier.
 
+A session has an entry of its own in the kept state and one for each closed segment
+(``codec``); only what changed is written. What nobody has asked for lately is *packed*: held as
+those bytes alone, and unpacked by the next record or due action. Content is not state: it is
+asked of ``bodies``, which reads it back from the input log if it is not at hand.
+
 A closed segment stays while something that arrived, or may arrive, can see it: *visible* to
 what is yet to come, then *fading*, for feedback that came earlier or is pending, then
 dropped; of a dropped one only the boundary and the ids that are still known remain. A
@@ -42,22 +47,28 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import takewhile
 
-from processors.feedback_align import assemble, attribution, cuts, identity
+from processors.feedback_align import assemble, attribution, codec, cuts, identity
+from processors.feedback_align.bodies import Bodies
 from processors.feedback_align.model import (
+    HEAD,
+    HOT_SESSIONS,
     Action,
+    EntryKey,
     Fact,
     Feedback,
     Key,
     Life,
+    Packed,
     PartitionState,
     Pending,
     Run,
     Segment,
     Session,
     SessionKey,
+    Source,
     Turn,
     order,
 )
@@ -66,11 +77,10 @@ from streams.contracts import (
     DeadLetterReason,
     DialogueTurn,
     FeedbackEvent,
-    Message,
     Role,
     TrajectorySegment,
 )
-from streams.errors import TransitionError
+from streams.errors import StateError, TransitionError
 from streams.settings import AlignSettings
 
 
@@ -179,6 +189,13 @@ class DropDuplicate:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """An event arrived that is pending for a segment already closed; count it."""
+
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
 class HeldBack:
     """So many events were not settled enough for this revision (decision 0001.18)."""
 
@@ -195,29 +212,64 @@ class SessionForgotten:
     session: SessionKey
 
 
-Effect = EmitSegment | Reject | DropDuplicate | HeldBack | SessionForgotten
+Effect = EmitSegment | Reject | DropDuplicate | Late | HeldBack | SessionForgotten
 
 
-def new_state() -> PartitionState:
-    """The state of a partition of which nothing was read yet."""
-    return PartitionState()
+def new_state(
+    source: Source | None = None, bodies: Bodies | None = None, hot_sessions: int = HOT_SESSIONS
+) -> PartitionState:
+    """The state of a partition of which nothing was read yet.
+
+    Args:
+        source: Where its events stand.
+        bodies: Where their content is; all of it is held in memory if None.
+        hot_sessions: How many sessions stay objects.
+    """
+    state = PartitionState(hot_sessions=hot_sessions)
+    state.source = source or state.source
+    state.bodies = bodies or state.bodies
+    return state
 
 
 def restore_state(
-    sessions: Iterable[Session], clock_ms: int, settings: AlignSettings
+    state: PartitionState, entries: Iterable[tuple[EntryKey, bytes]], clock_ms: int
 ) -> PartitionState:
     """A partition's state from what was kept of it.
 
     Args:
-        sessions: As decoded; owned by the state from now on.
+        state: A new one; used and returned.
+        entries: What ``take_changes`` gave, the latest of each key.
         clock_ms: Of the partition when they were kept.
-        settings: The aligner's.
+
+    Raises:
+        StateError: An entry cannot be decoded, or belongs to no session.
     """
-    state = PartitionState(clock_ms=clock_ms)
-    for session in sessions:
-        state.sessions[session.key] = session
-        _reckon(session, settings)
-        _schedule(state, session)
+    heads: dict[SessionKey, bytes] = {}
+    closed: dict[SessionKey, dict[int, bytes]] = {}
+    for (policy, session_id, ordinal), data in entries:
+        if ordinal == HEAD:
+            heads[policy, session_id] = data
+        else:
+            closed.setdefault((policy, session_id), {})[ordinal] = data
+    for name, head in heads.items():
+        session = codec.pack(head, closed.pop(name, {}))
+        state.packed[name] = session
+        _count(state, session, 1)
+        if session.open_since_ms is not None:
+            state.open_sessions += 1
+            state.opened.append((session.open_since_ms, name))
+        if session.due_ms is not None:
+            session.scheduled_ms = session.due_ms
+            state.due.append((session.due_ms, name))
+    if closed:
+        raise StateError(
+            f"{len(closed)} sessions have closed segments and no entry of their own (first: "
+            f"{next(iter(closed))}): the changelog lost records; rebuild the state from the input "
+            "topics (another application id and an empty changelog)"
+        )
+    heapify(state.due)
+    heapify(state.opened)
+    state.clock_ms = clock_ms
     return state
 
 
@@ -239,6 +291,8 @@ def step(
     Raises:
         TransitionError: A record arrives at or before the clock, or an event is asked for a
             step that its life does not allow. The state must not be used any more.
+        StateError: An entry of the state is damaged, or content is gone from the log. The
+            state must not be used any more.
     """
     effects: list[Effect] = []
     if isinstance(event, Advance):
@@ -259,7 +313,7 @@ def next_due_ms(state: PartitionState) -> int | None:
     """When the next action is due; None if nothing is."""
     while state.due:
         due_ms, key = state.due[0]
-        session = state.sessions.get(key)
+        session = _known(state, key)
         if session is None or session.scheduled_ms != due_ms:
             heappop(state.due)
             continue
@@ -267,18 +321,86 @@ def next_due_ms(state: PartitionState) -> int | None:
             return due_ms
         heappop(state.due)
         session.scheduled_ms = None
-        _schedule(state, session)
+        _schedule(state, key, session)
     return None
 
 
-def take_changes(state: PartitionState) -> tuple[dict[SessionKey, Session], set[SessionKey]]:
-    """What must be written since the last call: changed sessions, and forgotten ones.
+def take_changes(state: PartitionState) -> dict[EntryKey, bytes | None]:
+    """The entries that must be written since the last call; None is one to forget.
 
-    The sessions are the state's own: encode them before the next step.
+    Sessions of which nothing is open, and those not touched longest beyond
+    ``hot_sessions``, are packed.
     """
-    changed, forgotten = state.changed, state.forgotten
-    state.changed, state.forgotten = {}, set()
-    return changed, forgotten
+    changes: dict[EntryKey, bytes | None] = {}
+    for key, ordinals in state.forgotten.items():
+        changes.update(((*key, ordinal), None) for ordinal in (HEAD, *sorted(ordinals)))
+    state.forgotten = {}
+    sessions = state.sessions
+    for key, session in state.changed.items():
+        _count(state, session, -1)
+        for ordinal, data in codec.encode_touched(session).items():
+            changes[(*key, ordinal)] = data
+        _note_open(state, session)
+        session.head = changes[(*key, HEAD)] = codec.encode_head(session)
+        _count(state, session, 1)
+        del sessions[key]
+        if session.open_since_ms is None:
+            state.packed[key] = codec.pack_session(session)
+        else:
+            sessions[key] = session
+    state.changed = {}
+    while len(sessions) > state.hot_sessions:
+        key = next(iter(sessions))
+        state.packed[key] = codec.pack_session(sessions.pop(key))
+    return changes
+
+
+def _count(state: PartitionState, session: Session | Packed, sign: int) -> None:
+    if session.head:
+        state.entries += sign * (1 + len(session.entries))
+        size = len(session.head) + sum(map(len, session.entries.values()))
+        state.entry_bytes += sign * size
+
+
+def _note_open(state: PartitionState, session: Session) -> None:
+    since, before = session.earliest_open(), session.open_since_ms
+    state.open_sessions += (since is not None) - (before is not None)
+    session.open_since_ms = since
+    if since is not None and since != before:
+        heappush(state.opened, (since, session.key))
+
+
+def oldest_open(state: PartitionState) -> tuple[int, SessionKey] | None:
+    """Since when the session is open that is open longest, as of the last ``take_changes``."""
+    while state.opened:
+        since, key = state.opened[0]
+        session = _known(state, key)
+        if session is not None and session.open_since_ms == since:
+            return since, key
+        heappop(state.opened)
+    return None
+
+
+def due_of(state: PartitionState, key: SessionKey) -> int | None:
+    """When the next action of a session is due."""
+    session = _known(state, key)
+    return None if session is None else session.due_ms
+
+
+def _known(state: PartitionState, key: SessionKey) -> Session | Packed | None:
+    return state.sessions.get(key) or state.packed.get(key)
+
+
+def _hot(state: PartitionState, key: SessionKey, settings: AlignSettings) -> Session | None:
+    """The session as an object, unpacked if need be."""
+    session = state.sessions.get(key)
+    if session is None:
+        packed = state.packed.pop(key, None)
+        if packed is None:
+            return None
+        session = state.sessions[key] = codec.unpack(packed, state.source)
+        _reckon(session, settings)
+    return session
 
 
 # The clock
@@ -290,23 +412,28 @@ def _run_due(
     due = state.due
     while due and due[0][0] <= until_ms:
         due_ms, key = heappop(due)
-        session = state.sessions.get(key)
-        if session is None or session.scheduled_ms != due_ms:
+        known = _known(state, key)
+        if known is None or known.scheduled_ms != due_ms:
             continue
-        session.scheduled_ms = None
-        while session.due_ms is not None and session.due_ms <= until_ms:
-            _act(state, session, settings, effects)
-        if key in state.sessions:
-            _schedule(state, session)
+        known.scheduled_ms = None
+        if known.due_ms is not None and known.due_ms <= until_ms:
+            session = known if isinstance(known, Session) else _hot(state, key, settings)
+            assert session is not None
+            while session.due_ms is not None and session.due_ms <= until_ms:
+                _act(state, session, settings, effects)
+            if key not in state.sessions:
+                continue
+            known = session
+        _schedule(state, key, known)
     state.clock_ms = max(state.clock_ms, until_ms)
 
 
-def _schedule(state: PartitionState, session: Session) -> None:
+def _schedule(state: PartitionState, key: SessionKey, session: Session | Packed) -> None:
     """Let the heap know of a due time; a later one waits for the entry there is."""
     due_ms = session.due_ms
     scheduled_ms = session.scheduled_ms
     if due_ms is not None and (scheduled_ms is None or due_ms < scheduled_ms):
-        heappush(state.due, (due_ms, session.key))
+        heappush(state.due, (due_ms, key))
         session.scheduled_ms = due_ms
 
 
@@ -356,12 +483,13 @@ def _act(
     assert session.due_ms is not None
     at = session.now_ms = session.due_ms
     subject = session.due_subject
+    bodies = state.bodies
     if isinstance(subject, Run):
-        _close(session, subject, at, settings, effects)
+        _close(session, subject, at, bodies, settings, effects)
     elif isinstance(subject, Segment):
-        _revise(session, subject, at, settings, effects)
+        _revise(session, subject, at, bodies, settings, effects)
     elif isinstance(subject, Feedback):
-        _expire(session, subject, at, settings, effects)
+        _expire(session, subject, at, bodies, settings, effects)
     if subject is None or _is_blank(session):
         _forget(state, session, effects)
         return
@@ -379,7 +507,9 @@ def _forget(state: PartitionState, session: Session, effects: list[Effect]) -> N
     session.due_ms = None
     del state.sessions[key]
     state.changed.pop(key, None)
-    state.forgotten.add(key)
+    state.open_sessions -= session.open_since_ms is not None
+    _count(state, session, -1)
+    state.forgotten.setdefault(key, set()).update(session.entries, session.touched)
     effects.append(SessionForgotten(key))
 
 
@@ -391,7 +521,7 @@ def _arrive(
 ) -> None:
     record = event.record
     key = (record.policy, record.session_id)
-    known = state.sessions.get(key)
+    known = _hot(state, key, settings)
     session = known or Session(*key)
     place = (event.arrival_ms, int(isinstance(record, FeedbackEvent)), event.offset)
     if place <= session.applied:
@@ -410,16 +540,17 @@ def _arrive(
     session.events[fact.event_id] = fact
     if isinstance(fact, Turn):
         assert isinstance(record, DialogueTurn)
-        session.bodies.turns[fact.offset] = record
+        state.bodies.keep_turn(fact.offset, record, fact.size)
         _accept_turn(session, fact, settings)
     else:
         assert isinstance(record, FeedbackEvent)
-        session.bodies.notes[fact.offset] = record
+        state.bodies.keep_feedback(fact.offset, record)
         _accept_feedback(session, fact, settings)
+    if fact.life is Life.PENDING:
+        effects.append(Late(event.topic))
     _reckon(session, settings)
     state.sessions[key] = state.changed[key] = session
-    state.forgotten.discard(key)
-    _schedule(state, session)
+    _schedule(state, key, session)
 
 
 def _fact(event: Arrival) -> Fact:
@@ -575,6 +706,7 @@ def _publish(session: Session, feedback: Feedback, segment: Segment, trigger: Tr
     _move(feedback, trigger)
     feedback.segment = segment
     insort(segment.feedback, feedback, key=order)
+    session.touched.add(segment.ordinal)
     _take_out(session, feedback)
 
 
@@ -604,7 +736,12 @@ def _ripe(fact: Fact, at: int, settings: AlignSettings) -> bool:
 
 
 def _close(
-    session: Session, run: Run, at: int, settings: AlignSettings, effects: list[Effect]
+    session: Session,
+    run: Run,
+    at: int,
+    bodies: Bodies,
+    settings: AlignSettings,
+    effects: list[Effect],
 ) -> None:
     """Close the first piece of a run (ALIGNMENT §6)."""
     piece = run.piece
@@ -613,12 +750,28 @@ def _close(
     taken = members if natural else list(takewhile(lambda turn: _ripe(turn, at, settings), members))
     aimed = _feedback_about(session, members)
     closed_by = _closed_by(piece.ended_by, natural, torn=len(taken) < len(members))
-    segment = _new_segment(session, taken, closed_by, at, settings)
+    before = _segment_before(session, taken[0], at, settings)
+    _want(bodies, taken, aimed, before)
+    segment = _new_segment(session, taken, closed_by, at, bodies)
+    if before is not None:
+        segment.carried = assemble.carried_from(before, bodies, settings.max_context_bytes)
     _part(session, run, segment)
     gone = [item for item in aimed if _enter(session, segment, item, at, settings)]
     _ripple(session, gone, settings)
     held = len(members) - len(taken) + len(aimed) - len(gone)
-    _emit(session, segment, at, held, settings, effects)
+    _emit(session, segment, at, held, bodies, settings, effects)
+
+
+def _want(
+    bodies: Bodies, turns: Iterable[Turn], feedback: Iterable[Feedback], *also: Segment | None
+) -> None:
+    """Have content fetched together that is needed now."""
+    offsets = [turn.offset for turn in turns]
+    for segment in also:
+        if segment is not None:
+            offsets.extend(turn.offset for turn in segment.turns)
+            offsets.extend(segment.carried)
+    bodies.want(offsets, [item.offset for item in feedback])
 
 
 def _feedback_about(session: Session, members: list[Turn]) -> list[Feedback]:
@@ -640,38 +793,37 @@ def _closed_by(ended_by: ClosedBy | None, natural: bool, *, torn: bool) -> Close
 
 
 def _new_segment(
-    session: Session, taken: list[Turn], closed_by: ClosedBy, at: int, settings: AlignSettings
+    session: Session, taken: list[Turn], closed_by: ClosedBy, at: int, bodies: Bodies
 ) -> Segment:
-    """Revision 0, with its turns and without feedback."""
+    """Revision 0, with its turns, without feedback and what it carries."""
     first = taken[0]
-    bodies = session.bodies
-    users = (bodies.turn(turn).user_id for turn in reversed(taken))
+    users = (bodies.turn(turn.offset).user_id for turn in reversed(taken))
     segment = Segment(
         ordinal=session.ordinal,
         segment_id=assemble.segment_id(session, session.ordinal, first),
-        source=bodies.turn(first).source,
+        source=bodies.turn(first.offset).source,
         user_id=next((user for user in users if user is not None), session.user_id),
         closed_by=closed_by,
         first_closed_ms=at,
         first_event_time=first.key[0],
         boundary=taken[-1].key,
         turns=taken,
-        carried=_carried(session, first, at, settings),
     )
     session.ordinal += 1
     session.user_id = segment.user_id
+    session.touched.add(segment.ordinal)
     return segment
 
 
-def _carried(
+def _segment_before(
     session: Session, first: Turn, at: int, settings: AlignSettings
-) -> tuple[Message, ...]:
-    """What the segment before this turn hands on, if it is visible (decision 0001.10)."""
+) -> Segment | None:
+    """The segment that hands on its conversation, if it is visible (decision 0001.10)."""
     place = bisect_left(session.boundaries, first.key)
     before = session.owners.get(session.boundaries[place - 1]) if place else None
     if before is None or not before.visible_at(at, settings.horizon_ms):
-        return ()
-    return assemble.carried_from(before, session.bodies, settings.max_context_bytes)
+        return None
+    return before
 
 
 def _part(session: Session, run: Run, segment: Segment) -> None:
@@ -705,7 +857,12 @@ def _enter(
 
 
 def _revise(
-    session: Session, segment: Segment, at: int, settings: AlignSettings, effects: list[Effect]
+    session: Session,
+    segment: Segment,
+    at: int,
+    bodies: Bodies,
+    settings: AlignSettings,
+    effects: list[Effect],
 ) -> None:
     """Rebuild a closed segment with what is ripe (ALIGNMENT §7)."""
     pending = segment.pending
@@ -722,9 +879,11 @@ def _revise(
     if not pending:
         del session.revisable[segment.ordinal]
     segment.revision += 1
+    session.touched.add(segment.ordinal)
     _look_again(session, pending, settings)
     _ripple(session, gone, settings)
-    _emit(session, segment, at, held, settings, effects)
+    _want(bodies, (), segment.feedback, segment)
+    _emit(session, segment, at, held, bodies, settings, effects)
 
 
 def _can_enter(feedback: Feedback, at: int, settings: AlignSettings) -> bool:
@@ -748,12 +907,13 @@ def _emit(
     segment: Segment,
     at: int,
     held: int,
+    bodies: Bodies,
     settings: AlignSettings,
     effects: list[Effect],
 ) -> None:
     session.last_closed_ms = at
     next_user = _next_user(session, segment, at, settings)
-    record = assemble.build(session, segment, at, next_user, session.bodies, settings)
+    record = assemble.build(session, segment, at, next_user, bodies, settings)
     key = session.session_id if segment.user_id is None else segment.user_id
     effects.append(EmitSegment(record, key))
     if held:
@@ -775,7 +935,12 @@ def _next_user(session: Session, segment: Segment, at: int, settings: AlignSetti
 
 
 def _expire(
-    session: Session, feedback: Feedback, at: int, settings: AlignSettings, effects: list[Effect]
+    session: Session,
+    feedback: Feedback,
+    at: int,
+    bodies: Bodies,
+    settings: AlignSettings,
+    effects: list[Effect],
 ) -> None:
     """Let feedback without a target die (ALIGNMENT §3)."""
     _move(feedback, Trigger.EXPIRE)
@@ -783,8 +948,7 @@ def _expire(
     _take_out(session, feedback)
     if session.events.get(feedback.event_id) is feedback:
         del session.events[feedback.event_id]
-    record = session.bodies.feedback(feedback)
-    session.bodies.drop(feedback)
+    record = bodies.feedback(feedback.offset)
     _ripple(session, [feedback], settings)
     arrival = Arrival(
         feedback.topic, feedback.partition, feedback.offset, feedback.arrival_ms, record
@@ -826,7 +990,6 @@ def _drop(session: Session, segment: Segment) -> None:
     facts: list[Fact] = [*segment.turns, *segment.feedback]
     for fact in facts:
         _move(fact, Trigger.FORGET)
-        session.bodies.drop(fact)
         fact.segment = None
         if isinstance(fact, Feedback):
             fact.target = None
@@ -834,20 +997,24 @@ def _drop(session: Session, segment: Segment) -> None:
         del session.turns[bisect_left(session.turns, fact.key, key=order)]
         if session.turn_ids.get(fact.turn_id) is fact:
             del session.turn_ids[fact.turn_id]
-    session.ghosts.extend(facts)
+    session.ghosts[segment.ordinal] = facts
+    session.touched.add(segment.ordinal)
     del session.owners[segment.boundary]
 
 
 def _tidy(session: Session, arrival_ms: int, horizon_ms: int) -> None:
     """Remove what dropped segments left and nothing needs any more."""
-    ghosts, session.ghosts = session.ghosts, []
-    for ghost in ghosts:
-        if session.events.get(ghost.event_id) is not ghost:
+    for ordinal, ghosts in list(session.ghosts.items()):
+        known = [
+            ghost for ghost in ghosts if _is_still_known(session, ghost, arrival_ms, horizon_ms)
+        ]
+        if len(known) == len(ghosts):
             continue
-        if identity.is_known(ghost, arrival_ms, horizon_ms):
-            session.ghosts.append(ghost)
+        session.touched.add(ordinal)
+        if known:
+            session.ghosts[ordinal] = known
         else:
-            del session.events[ghost.event_id]
+            del session.ghosts[ordinal]
     floors = {run.floor for run in session.runs}
     lost = session.lost
     assert lost is not None
@@ -860,6 +1027,16 @@ def _tidy(session: Session, arrival_ms: int, horizon_ms: int) -> None:
     ]
 
 
+def _is_still_known(session: Session, ghost: Fact, arrival_ms: int, horizon_ms: int) -> bool:
+    """Whether an event that was dropped is known by id; if not, its id is free again."""
+    if session.events.get(ghost.event_id) is not ghost:
+        return False
+    if identity.is_known(ghost, arrival_ms, horizon_ms):
+        return True
+    del session.events[ghost.event_id]
+    return False
+
+
 __all__ = [
     "Advance",
     "Arrival",
@@ -868,14 +1045,17 @@ __all__ = [
     "EmitSegment",
     "HeldBack",
     "Input",
+    "Late",
     "PartitionState",
     "Reject",
     "SessionForgotten",
     "SessionKey",
     "TRANSITIONS",
     "Trigger",
+    "due_of",
     "new_state",
     "next_due_ms",
+    "oldest_open",
     "render_diagram",
     "restore_state",
     "step",

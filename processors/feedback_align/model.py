@@ -1,7 +1,7 @@
 """The aligner's state: small facts about events, and what is derived from them.
 
 A fact holds ids, times, sizes and digests, never content. Content is reached through
-:class:`Bodies` alone, so that the bodies of closed segments can live elsewhere.
+``bodies.Bodies`` alone, by offset: the input log keeps it, the state does not.
 
 Everything here is mutable and owned by one :class:`PartitionState`; nothing is shared
 between sessions. Times are milliseconds since the epoch.
@@ -11,16 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Protocol
 
-from streams.contracts import (
-    AttributedBy,
-    ClosedBy,
-    DialogueTurn,
-    FeedbackEvent,
-    Message,
-    Role,
-)
+import msgspec
+
+from processors.feedback_align.bodies import Bodies, HeldBodies
+from streams.contracts import AttributedBy, ClosedBy, Role
+from streams.topics import FEEDBACK, TURNS
 
 Key = tuple[int, ...]
 """The order of events: (event time, arrival, offset)."""
@@ -64,6 +60,7 @@ class Turn:
         size: UTF-8 bytes of its content plus 8 per token id and log-probability.
         digest: Of its decoded content.
         segment: The closed segment it is pending for or published in.
+        image: Its facts as ``codec`` writes them; they never change, so once is enough.
     """
 
     topic: str
@@ -81,6 +78,7 @@ class Turn:
     digest: bytes
     life: Life = Life.NEW
     segment: Segment | None = field(default=None, repr=False)
+    image: msgspec.Raw | None = field(default=None, repr=False)
 
     @property
     def arrival_ms(self) -> int:
@@ -200,7 +198,8 @@ class Segment:
         boundary: The key of its last turn at revision 0; frozen.
         turns: In its lineage, in order.
         feedback: In its lineage, in order.
-        carried: The messages that came before it; frozen.
+        carried: The offsets of the turns that came before it and are shown as its first
+            context; frozen.
     """
 
     ordinal: int
@@ -212,7 +211,7 @@ class Segment:
     first_event_time: int
     boundary: Key
     turns: list[Turn]
-    carried: tuple[Message, ...] = ()
+    carried: tuple[int, ...] = ()
     feedback: list[Feedback] = field(default_factory=list)
     revision: int = 0
     pending: Pending = field(default_factory=Pending)
@@ -220,39 +219,6 @@ class Segment:
     def visible_at(self, arrival_ms: int, horizon_ms: int) -> bool:
         """Whether an event with this arrival can see it (ALIGNMENT, Words)."""
         return arrival_ms <= self.first_closed_ms + horizon_ms
-
-
-class Bodies(Protocol):
-    """Gives the content of an event whose facts are at hand."""
-
-    def turn(self, fact: Turn) -> DialogueTurn:
-        """The turn's record."""
-        ...
-
-    def feedback(self, fact: Feedback) -> FeedbackEvent:
-        """The feedback's record."""
-        ...
-
-
-@dataclass(slots=True, eq=False)
-class HeldBodies:
-    """Bodies kept beside the facts, by offset."""
-
-    turns: dict[int, DialogueTurn] = field(default_factory=dict)
-    notes: dict[int, FeedbackEvent] = field(default_factory=dict)
-
-    def turn(self, fact: Turn) -> DialogueTurn:
-        return self.turns[fact.offset]
-
-    def feedback(self, fact: Feedback) -> FeedbackEvent:
-        return self.notes[fact.offset]
-
-    def drop(self, fact: Fact) -> None:
-        """Forget the body of an event that nothing can show any more."""
-        if isinstance(fact, Turn):
-            self.turns.pop(fact.offset, None)
-        else:
-            self.notes.pop(fact.offset, None)
 
 
 @dataclass(slots=True, eq=False)
@@ -277,7 +243,7 @@ class Session:
         boundaries: Of closed segments, sorted; those of dropped ones while they matter.
         owners: The segment of each boundary whose segment is still here.
         lost: The greatest boundary that is no longer visible.
-        ghosts: FORGOTTEN events that are still known by id.
+        ghosts: FORGOTTEN events that are still known by id, by the ordinal of their segment.
         unpublished: Feedback open or pending, by offset.
         orphans: The part of it that has no target, by offset, in order of arrival.
         superseders: Unpublished feedback by the id it supersedes.
@@ -286,6 +252,10 @@ class Session:
         due_subject: The run to close, the segment to revise, the feedback to expire; None if
             the session is to be forgotten.
         scheduled_ms: The due time under which the partition's index knows the session.
+        touched: Ordinals of the segments whose entry in the state must be written anew.
+        entries: The entries of closed segments as last written, by ordinal.
+        head: The session's own entry as last written.
+        open_since_ms: As in ``Packed``, when last written.
     """
 
     policy: str
@@ -305,19 +275,74 @@ class Session:
     boundaries: list[Key] = field(default_factory=list)
     owners: dict[Key, Segment] = field(default_factory=dict)
     lost: Key | None = None
-    ghosts: list[Fact] = field(default_factory=list)
+    ghosts: dict[int, list[Fact]] = field(default_factory=dict)
     unpublished: dict[int, Feedback] = field(default_factory=dict)
     orphans: dict[int, Feedback] = field(default_factory=dict)
     superseders: dict[str, dict[int, Feedback]] = field(default_factory=dict)
     revisable: dict[int, Segment] = field(default_factory=dict)
-    bodies: HeldBodies = field(default_factory=HeldBodies)
     due_ms: int | None = None
     due_subject: Run | Segment | Feedback | None = None
     scheduled_ms: int | None = None
+    touched: set[int] = field(default_factory=set)
+    entries: dict[int, bytes] = field(default_factory=dict)
+    head: bytes = b""
+    open_since_ms: int | None = None
 
     @property
     def key(self) -> SessionKey:
         return (self.policy, self.session_id)
+
+    def earliest_open(self) -> int | None:
+        """The earliest arrival of what is open or pending; None if nothing is."""
+        arrivals = [turn.key[1] for run in self.runs for turn in run.turns]
+        arrivals += [item.key[1] for item in self.unpublished.values()]
+        for segment in self.revisable.values():
+            arrivals += [turn.key[1] for turn in segment.pending.turns.values()]
+        return min(arrivals, default=None)
+
+
+@dataclass(slots=True, eq=False)
+class Packed:
+    """A session as its entries: what nobody asks for need not be objects.
+
+    Attributes:
+        head: The session's own entry.
+        entries: The entries of its closed segments, by ordinal.
+        due_ms: When its next action is due.
+        scheduled_ms: The due time under which the partition's index knows it.
+        open_since_ms: The earliest arrival of what is open or pending; None if nothing is.
+    """
+
+    head: bytes
+    entries: dict[int, bytes]
+    due_ms: int | None
+    scheduled_ms: int | None
+    open_since_ms: int | None
+
+
+EntryKey = tuple[str, str, int]
+"""(policy, session_id, ordinal) of a closed segment's entry, or ``HEAD`` for the session's."""
+
+HEAD = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where a partition's events stand; facts are kept without it.
+
+    Attributes:
+        turns_topic: Topic of turns.
+        feedback_topic: Topic of feedback.
+        partition: The partition of both.
+    """
+
+    turns_topic: str = TURNS
+    feedback_topic: str = FEEDBACK
+    partition: int = 0
+
+
+HOT_SESSIONS = 20_000
+"""Sessions of a partition that are kept as objects; those not touched longest are packed."""
 
 
 @dataclass(slots=True, eq=False)
@@ -327,18 +352,51 @@ class PartitionState:
     Owned by one caller: :func:`machine.step` changes it in place and returns it.
 
     Attributes:
+        source: Where its events stand.
+        bodies: Where their content is.
+        hot_sessions: At most so many sessions stay objects after ``take_changes``.
         clock_ms: Everything due at or before it has happened; no record at or before it
             can still come. ``NEVER`` at first.
+        sessions: Sessions as objects, those changed last at the end.
+        packed: All others.
+        open_sessions: How many have anything open or pending, as of the last
+            ``take_changes``.
+        entries: How many entries all sessions have.
+        entry_bytes: Their values.
+        opened: A heap of (open_since_ms, session key); entries that are not so any more are
+            void.
         due: A heap of (due time, session key); entries that no session's ``scheduled_ms``
             confirms are void.
-        changed, forgotten: Sessions since the last ``take_changes``.
+        changed: Sessions since the last ``take_changes``.
+        forgotten: The ordinals of entries of sessions forgotten since then.
     """
 
+    source: Source = field(default_factory=Source)
+    bodies: Bodies = field(default_factory=HeldBodies)
+    hot_sessions: int = HOT_SESSIONS
     clock_ms: int = NEVER
     sessions: dict[SessionKey, Session] = field(default_factory=dict)
+    packed: dict[SessionKey, Packed] = field(default_factory=dict)
+    open_sessions: int = 0
+    entries: int = 0
+    entry_bytes: int = 0
+    opened: list[tuple[int, SessionKey]] = field(default_factory=list)
     due: list[tuple[int, SessionKey]] = field(default_factory=list)
     changed: dict[SessionKey, Session] = field(default_factory=dict)
-    forgotten: set[SessionKey] = field(default_factory=set)
+    forgotten: dict[SessionKey, set[int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a topic partition is applied; what a restart goes on from.
+
+    Attributes:
+        offset: Of the last record handed out or passed; -1 before the first.
+        maximum_ms: The running maximum of the timestamps up to there.
+    """
+
+    offset: int = -1
+    maximum_ms: int = NEVER
 
 
 def order(fact: Fact) -> Key:

@@ -15,26 +15,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from processors.feedback_align.machine import Advance, Arrival, Input
-from processors.feedback_align.model import NEVER
+from processors.feedback_align.model import NEVER, Position
 from streams.contracts import DialogueTurn, FeedbackEvent
 from streams.errors import StateError
 from streams.topics import FEEDBACK, TURNS
 
 Payload = DialogueTurn | FeedbackEvent | None
 """What a record holds; None for a tick or a record that cannot be used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """How far a topic partition is applied; what a restart goes on from.
-
-    Attributes:
-        offset: Of the last record handed out or passed; -1 before the first.
-        maximum_ms: The running maximum of the timestamps up to there.
-    """
-
-    offset: int = -1
-    maximum_ms: int = NEVER
 
 
 @dataclass(slots=True)

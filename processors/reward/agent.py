@@ -60,11 +60,15 @@ class RewardProcessor:
         self._state = machine.RewardState()
         self._waiting: deque[RawRecord] = deque()
         self._applied: dict[str, int] = {}
+        self._sizes: dict[bytes, int] = {}
 
     def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
         """See ``PartitionProcessor``."""
+        known = dict(entries)
+        self._sizes = {key: len(key) + len(value) for key, value in known.items()}
         self._state = machine.restore(
-            (state_codec.decode_key(key), state_codec.decode_entry(value)) for key, value in entries
+            (state_codec.decode_key(key), state_codec.decode_entry(value))
+            for key, value in known.items()
         )
         if meta:
             self._state.clock_ms = int.from_bytes(meta, "big")
@@ -110,6 +114,8 @@ class RewardProcessor:
             open_sessions=0,
             oldest_open=None,
             next_due_ms=None,
+            state_entries=len(self._sizes),
+            state_bytes=sum(self._sizes.values()),
         )
 
     def _apply(self, record: RawRecord) -> list[Output]:
@@ -160,6 +166,10 @@ class RewardProcessor:
             for who, user in changed.items()
         }
         changes.update((state_codec.encode_key(who), None) for who in sorted(forgotten))
+        for key, value in changes.items():
+            self._sizes.pop(key, None)
+            if value is not None:
+                self._sizes[key] = len(key) + len(value)
         return changes
 
 

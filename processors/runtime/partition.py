@@ -1,9 +1,12 @@
 """One owned input partition: restore, take batches, apply them, write, acknowledge.
 
-The runner is the only one that touches its processor. Batches come in through ``accept``; a
-task of its own feeds them, drains what may be applied and writes each outcome in one
-transaction. While a transaction is on its way more batches gather, so that a loaded partition
-writes few large transactions and an idle one many small ones.
+The runner is the only one that touches its processor, always in the thread that belongs to
+processors, so that neither a long computation nor a record read back keeps the event loop from
+Kafka. Batches come in through ``accept``; a task of its own feeds them, drains what may be
+applied and writes each outcome in one transaction. While a transaction is on its way more
+batches gather, so that a loaded partition writes few large transactions and an idle one many
+small ones; of a backlog the next portion is computed meanwhile, one ahead at most. A failed
+transaction ends the worker, so nothing computed ahead of it can count.
 """
 
 from __future__ import annotations
@@ -13,9 +16,9 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from processors.runtime.records import Outcome, Output, PartitionProcessor, RawRecord
 from processors.runtime.state import RestoredState, encode_meta
@@ -43,6 +46,15 @@ class Writer(Protocol):
     ) -> None: ...
 
     async def close(self) -> None: ...
+
+
+T = TypeVar("T")
+
+
+class Apart(Protocol):
+    """Runs a function in the processors' thread."""
+
+    async def __call__(self, work: Callable[[], T], /) -> T: ...
 
 
 class Flow(Protocol):
@@ -78,6 +90,7 @@ class PartitionRunner:
         writer: Where outcomes are written.
         restore: Reads the partition's state; called after the writer was started.
         flow: Pauses and resumes input.
+        apart: Runs what calls the processor.
         limits: How much is taken at once.
         metrics: Counters.
         on_error: Called with what ended the runner's task.
@@ -91,6 +104,7 @@ class PartitionRunner:
         writer: Writer,
         restore: Callable[[], Awaitable[RestoredState]],
         flow: Flow,
+        apart: Apart,
         limits: RunnerLimits,
         metrics: ProcessorMetrics,
         on_error: Callable[[BaseException], Awaitable[None]],
@@ -102,6 +116,7 @@ class PartitionRunner:
         self._writer = writer
         self._restore = restore
         self._flow = flow
+        self._apart = apart
         self._limits = limits
         self._metrics = metrics
         self._on_error = on_error
@@ -111,7 +126,9 @@ class PartitionRunner:
         self._committed: dict[str, int] = {}
         self._owed: Outcome | None = None
         self._owed_since = 0.0
-        self._entries: set[bytes] = set()
+        self._issued: dict[str, int] = {}
+        self._writing: asyncio.Task[None] | None = None
+        self._more = False
         self._last_delivery: dict[str, float] = {}
         self._ticks: dict[str, int] = {}
         self._tick_sent_at: float | None = None
@@ -135,10 +152,11 @@ class PartitionRunner:
         await self._writer.start()
         state = await self._restore()
         self._writer.resume(state)
-        self.processor.restore(state.entries.items(), state.meta)
-        self._entries = set(state.entries)
+        await self._apart(lambda: self.processor.restore(state.entries.items(), state.meta))
         self._received = dict(state.applied)
         self._committed = dict(state.applied)
+        self._issued = dict(state.applied)
+        self._show_state()
         self.ready = True
         seconds = time.monotonic() - began
         self._metrics.observe(names.RESTORE_SECONDS, seconds)
@@ -183,7 +201,7 @@ class PartitionRunner:
         self._held = True
         if self._task is not None and not self._task.done():
             async with self._running:
-                await self._guarded(self._write_owed())
+                await self._guarded(self._finish())
 
     def release(self) -> None:
         """Go on after ``hold``; what was paused flows again until it must be paused."""
@@ -198,10 +216,12 @@ class PartitionRunner:
         self._closed = True
         self.ready = False
         self._room.set()
-        if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+        for task in (self._task, self._writing):
+            if task is not None:
+                task.cancel()
+                # What it raised was reported, or does not matter any more.
+                with contextlib.suppress(asyncio.CancelledError, Exception):
+                    await task
         await self._writer.close()
         self._metrics.forget_partition(self.partition, self.topics)
 
@@ -270,26 +290,44 @@ class PartitionRunner:
             await asyncio.sleep(0)
 
     async def _step(self) -> bool:
-        """Feed what waits, apply one portion, write it. Whether there is more to apply."""
-        self._feed()
-        outcome = self._onward(self.processor.drain(self._limits.batch_records))
+        """Apply one portion and have it written. Whether there is more to apply."""
+        if not self._more and self._inbox_records < self._limits.batch_records:
+            # No backlog: let what comes meanwhile go into one transaction.
+            await self._written()
+        batches, self._inbox, self._inbox_records = self._inbox, deque(), 0
+        self._room.set()
+        outcome = await self._apart(lambda: self._apply(batches))
+        self._more = outcome.more
         self._balance()
+        await self._written()
         if outcome.outputs or outcome.changes:
-            await self._write(outcome)
+            self._writing = asyncio.create_task(self._write(outcome))
+            self._issued = dict(outcome.applied)
+            if not (self._more or self._inbox):
+                await self._written()
         else:
             await self._owe(outcome)
-        return outcome.more or bool(self._inbox)
+        return self._more or bool(self._inbox)
 
-    def _onward(self, outcome: Outcome) -> Outcome:
-        """The outcome with the offsets of topics that it says nothing about."""
-        return replace(outcome, applied={**self._committed, **outcome.applied})
-
-    def _feed(self) -> None:
-        while self._inbox:
-            topic, records = self._inbox.popleft()
-            self._inbox_records -= len(records)
+    def _apply(self, batches: Iterable[tuple[str, Sequence[RawRecord]]]) -> Outcome:
+        """In the processors' thread: feed what waited, drain a portion."""
+        for topic, records in batches:
             self.processor.feed(topic, records)
-        self._room.set()
+        outcome = self.processor.drain(self._limits.batch_records)
+        # With the offsets of topics that it says nothing about.
+        return replace(outcome, applied={**self._issued, **outcome.applied})
+
+    async def _written(self) -> None:
+        """Wait for the transaction that is on its way; raises what it raised."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            await writing
+
+    async def _finish(self) -> None:
+        """Write all that is computed."""
+        await self._written()
+        if self._owed is not None:
+            await self._write(self._owed)
 
     def _balance(self) -> None:
         """Pause a topic whose records pile up waiting for another; resume it when drained."""
@@ -307,7 +345,7 @@ class PartitionRunner:
 
     async def _owe(self, outcome: Outcome) -> None:
         """Offsets that caused nothing need no transaction of their own each time."""
-        if outcome.applied == self._committed:
+        if outcome.applied == self._issued and self._owed is None:
             return
         if self._owed is None:
             self._owed_since = time.monotonic()
@@ -315,11 +353,8 @@ class PartitionRunner:
         else:
             records = self._owed.records + outcome.records
             self._owed = replace(outcome, records=records)
+        self._issued = dict(outcome.applied)
         if time.monotonic() - self._owed_since >= IDLE_META_INTERVAL_S:
-            await self._write_owed()
-
-    async def _write_owed(self) -> None:
-        if self._owed is not None:
             await self._write(self._owed)
 
     async def _write(self, outcome: Outcome) -> None:
@@ -335,9 +370,15 @@ class PartitionRunner:
         self._metrics.observe(names.TRANSACTION_SECONDS, seconds)
         for output in outcome.outputs:
             self._metrics.add(names.RECORDS_OUT, topic=output.topic)
-        for key, value in outcome.changes.items():
-            (self._entries.discard if value is None else self._entries.add)(key)
-        self._metrics.set(names.STATE_ENTRIES, len(self._entries), partition=str(self.partition))
+        partition = str(self.partition)
+        self._metrics.set(names.LAST_TRANSACTION_SECONDS, seconds, partition=partition)
+        self._show_state()
+
+    def _show_state(self) -> None:
+        status = self.processor.status()
+        partition = str(self.partition)
+        self._metrics.set(names.STATE_ENTRIES, status.state_entries, partition=partition)
+        self._metrics.set(names.STATE_BYTES, status.state_bytes, partition=partition)
 
 
 __all__ = ["Flow", "PartitionRunner", "RunnerLimits", "Writer"]

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -24,6 +25,9 @@ from streams.settings import Settings, load_settings
 logger = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 15.0
+SWITCH_INTERVAL_S = 0.001
+"""How long the processors' thread may keep the interpreter from the event loop's."""
+
 CHATTY_LOGGERS = ("aiokafka", "faust", "mode")
 
 
@@ -135,6 +139,7 @@ def _execute(worker: BatchWorker) -> int:
         loop=asyncio.get_event_loop(),
     )
     process.spinner = None
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         process.execute_from_commandline()
     except SystemExit as stop:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from processors.runtime.status import ProcessorStatus
 from streams.contracts import TICK_HEADER
 
 Headers = Sequence[tuple[str, bytes | None]]
@@ -98,8 +99,25 @@ class Outcome:
     more: bool = False
 
 
+class LogReader(Protocol):
+    """Reads single records of the log again."""
+
+    def read(self, topic: str, partition: int, offsets: Sequence[int]) -> Iterator[Record]:
+        """The records at these rising offsets, those that are gone left out. Blocks.
+
+        Raises:
+            BrokerError: Kafka does not answer.
+        """
+        ...
+
+
 class PartitionProcessor(Protocol):
-    """The logic of one input partition. It does no I/O and reads no clock.
+    """The logic of one input partition. It reads no clock, and does no I/O but through a
+    ``LogReader``.
+
+    ``restore``, ``feed`` and ``drain`` are called in a thread that belongs to processors, so
+    what blocks there keeps nothing else of the worker waiting. The rest is asked at any time
+    from another thread and must be answered from what the last of those calls left.
 
     The runtime calls ``restore`` once, then ``feed`` and ``drain`` in turn, never at the same
     time. What ``drain`` returns is written in one transaction before the next call, so the
@@ -132,6 +150,10 @@ class PartitionProcessor(Protocol):
 
     def buffered(self, topic: str) -> int:
         """Records of ``topic`` that were fed and not yet applied."""
+        ...
+
+    def status(self) -> ProcessorStatus:
+        """Where it stands."""
         ...
 
     def needs_tick(self, now_ms: int) -> bool:

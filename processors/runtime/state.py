@@ -27,13 +27,14 @@ from typing import Any
 import msgspec
 from aiokafka import AIOKafkaProducer
 from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+from aiokafka.producer.message_accumulator import BatchBuilder
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as ConfluentError
 
 from processors.runtime.connection import aiokafka_config, bootstrap_servers
 from processors.runtime.records import Output
 from streams.errors import BrokerError, ClawstreamError, FencedError, StateError
-from streams.kafka.clients import make_consumer
+from streams.kafka.clients import make_consumer, partition_for
 from streams.settings import KafkaSettings
 
 META_KEY = b"\x00"
@@ -302,21 +303,20 @@ class TransactionalWriter:
         producer = self._producer
         if producer is None:
             raise StateError(f"{self._transactional_id} is not started")
-        futures: list[asyncio.Future[Any]] = []
+        sending = _Sending(producer)
         try:
             await producer.begin_transaction()
             for output in outputs:
-                futures.append(await self._send(producer, output))  # noqa: PERF401
+                await sending.add_output(output)
             for entry, value in changes.items():
                 for key, part in self._parts.records(entry, value):
-                    futures.append(await self._send_state(producer, key, part))
-            futures.append(await self._send_state(producer, META_KEY, meta))
+                    await sending.add(self._changelog, self._partition, key, part)
+            await sending.add(self._changelog, self._partition, META_KEY, meta)
             # The client commits a transaction of which Kafka refused a record.
-            for future in futures:
-                await future
+            await sending.confirmed()
             await producer.commit_transaction()
         except KafkaError as error:
-            _mark_seen(futures)
+            sending.mark_seen()
             raise self._mapped(error) from error
 
     async def close(self) -> None:
@@ -327,18 +327,6 @@ class TransactionalWriter:
             with contextlib.suppress(KafkaError):
                 await producer.stop()
 
-    async def _send(self, producer: AIOKafkaProducer, output: Output) -> Any:
-        return await producer.send(
-            output.topic,
-            value=output.value,
-            key=output.key,
-            partition=output.partition,
-            headers=list(output.headers) or None,
-        )
-
-    async def _send_state(self, producer: AIOKafkaProducer, key: bytes, value: bytes | None) -> Any:
-        return await producer.send(self._changelog, value=value, key=key, partition=self._partition)
-
     def _mapped(self, error: KafkaError) -> ClawstreamError:
         if isinstance(error, ProducerFenced | InvalidProducerEpoch):
             return FencedError(
@@ -348,7 +336,69 @@ class TransactionalWriter:
         return StateError(f"cannot write as {self._transactional_id}: {error!r}")
 
 
-def _mark_seen(futures: Sequence[asyncio.Future[Any]]) -> None:
-    """Keep asyncio from reporting each record of a failed transaction once more."""
-    for future in futures:
-        future.add_done_callback(lambda done: done.cancelled() or done.exception())
+class _Sending:
+    """The records of one transaction, put into batches here.
+
+    The client's ``send`` makes a future for each record and costs more than all else of it.
+    """
+
+    def __init__(self, producer: AIOKafkaProducer) -> None:
+        self._producer = producer
+        self._open: dict[tuple[str, int], BatchBuilder] = {}
+        self._futures: list[asyncio.Future[Any]] = []
+
+    async def add_output(self, output: Output) -> None:
+        """Put an output into the batch of the partition it names, or its key leads to."""
+        partition = output.partition
+        if partition is None:
+            count = len(await self._producer.partitions_for(output.topic))
+            partition = partition_for(output.key or b"", count)
+        await self.add(output.topic, partition, output.key, output.value, output.headers)
+
+    async def add(
+        self,
+        topic: str,
+        partition: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Sequence[tuple[str, bytes | None]] = (),
+    ) -> None:
+        """Put a record into the batch of its partition; a full one goes on its way."""
+        place = (topic, partition)
+        batch = self._open.get(place)
+        if batch is not None:
+            if _append(batch, key, value, headers):
+                return
+            await self._send(place, batch)
+        batch = self._open[place] = self._producer.create_batch()
+        # The first record always fits; whether it is too large is for Kafka to say.
+        _append(batch, key, value, headers)
+
+    async def confirmed(self) -> None:
+        """Send what is not on its way, and wait until Kafka has confirmed all of it."""
+        for place, batch in self._open.items():
+            await self._send(place, batch)
+        self._open = {}
+        for future in self._futures:
+            await future
+
+    async def _send(self, place: tuple[str, int], batch: BatchBuilder) -> None:
+        batch.close()
+        topic, partition = place
+        self._futures.append(await self._producer.send_batch(batch, topic, partition=partition))
+
+    def mark_seen(self) -> None:
+        """Keep asyncio from reporting each batch of a failed transaction once more."""
+        for future in self._futures:
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _append(
+    batch: BatchBuilder,
+    key: bytes | None,
+    value: bytes | None,
+    headers: Sequence[tuple[str, bytes | None]],
+) -> bool:
+    """Whether the batch had room for the record."""
+    added = batch.append(timestamp=None, key=key, value=value, headers=list(headers))
+    return added is not None

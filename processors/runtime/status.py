@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +32,8 @@ class ProcessorStatus:
         open_sessions: Those among them with something open or pending.
         oldest_open: The open session with the earliest ``since_ms``; None if none is open.
         next_due_ms: When the next action of any session is due; None if none is.
+        state_entries: Entries of its state.
+        state_bytes: Their keys and values.
     """
 
     clock_ms: int | None
@@ -40,15 +41,8 @@ class ProcessorStatus:
     open_sessions: int
     oldest_open: OpenSession | None
     next_due_ms: int | None
+    state_entries: int
+    state_bytes: int
 
 
-@runtime_checkable
-class HasStatus(Protocol):
-    """A processor that can say where it stands."""
-
-    def status(self) -> ProcessorStatus:
-        """Where it stands now. Changes nothing; cheap enough for every few seconds."""
-        ...
-
-
-__all__ = ["HasStatus", "OpenSession", "ProcessorStatus"]
+__all__ = ["OpenSession", "ProcessorStatus"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from processors.runtime.connection import bootstrap_servers
@@ -26,10 +26,12 @@ class Cluster:
     Attributes:
         partitions: How many each input has.
         max_bytes: The largest record batch each topic takes.
+        kafka: How to reach it.
     """
 
     partitions: int
     max_bytes: Mapping[str, int]
+    kafka: KafkaSettings = field(default_factory=KafkaSettings)
 
     def room(self, most: int, *topics: str) -> int:
         """The largest record batch that each of ``topics`` takes, ``most`` at the most."""
@@ -60,7 +62,8 @@ def check_cluster(needs: Needs, kafka: KafkaSettings) -> Cluster:
         TopicError: See ``check``.
     """
     admin = Admin(kafka, bootstrap_servers(kafka), timeout_s=TIMEOUT_S)
-    return check(needs, admin.describe((*needs.inputs, *needs.outputs, needs.changelog)))
+    found = admin.describe((*needs.inputs, *needs.outputs, needs.changelog))
+    return replace(check(needs, found), kafka=kafka)
 
 
 def check(needs: Needs, found: Mapping[str, TopicDescription]) -> Cluster:

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import faust
 from aiokafka import AIOKafkaProducer
@@ -35,7 +36,7 @@ from processors.runtime.state import (
     TransactionalWriter,
     read_changelog,
 )
-from processors.runtime.status import HasStatus, ProcessorStatus
+from processors.runtime.status import ProcessorStatus
 from processors.runtime.topics import Cluster
 from streams import metrics as names
 from streams.clock import Clock, SystemClock
@@ -46,6 +47,8 @@ from streams.process import announce_ready
 from streams.settings import Settings
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TOPIC_QUEUE_BATCHES = 4
 HOLD_TIMEOUT_S = 20.0
@@ -134,6 +137,7 @@ class BatchWorker:
         self._cluster = cluster
         self._clock = SystemClock() if clock is None else clock
         self._runners: dict[int, PartitionRunner] = {}
+        self._processors = ThreadPoolExecutor(1, thread_name_prefix="processors")
         self._restoring: set[int] = set()
         self._cancel_restore = threading.Event()
         self._revocations = 0
@@ -165,6 +169,10 @@ class BatchWorker:
     def resume(self, topic: str, partition: int) -> None:
         if TP(topic, partition) in self.app.consumer.assignment():
             self.app.consumer.resume_partitions({TP(topic, partition)})
+
+    async def apart(self, work: Callable[[], T]) -> T:
+        """Run ``work`` in the processors' thread (``partition.Apart``)."""
+        return await asyncio.get_running_loop().run_in_executor(self._processors, work)
 
     # Life
 
@@ -278,6 +286,7 @@ class BatchWorker:
             TransactionalWriter(self.settings.kafka, spec.app_id, partition, spec.changelog),
             self._restorer(partition),
             self,
+            self.apart,
             self._limits,
             self.metrics,
             self.crash,
@@ -351,7 +360,6 @@ class BatchWorker:
         return [
             (partition, runner.processor.status())
             for partition, runner in sorted(self._runners.items())
-            if isinstance(runner.processor, HasStatus)
         ]
 
     def _show(self, partition: str, status: ProcessorStatus, now_ms: int) -> None:
@@ -386,15 +394,13 @@ class BatchWorker:
         self, partition: int, status: ProcessorStatus, now_ms: int
     ) -> views.PartitionView:
         label = str(partition)
-        entries = self.metrics.shown(names.STATE_ENTRIES, partition=label)
-        size = self.metrics.shown(names.STATE_BYTES, partition=label)
         return views.partition_view(
             partition,
             status,
             [self._topic_view(topic, partition) for topic in self.spec.inputs],
             now_ms,
-            state_entries=None if entries is None else int(entries),
-            state_bytes=None if size is None else int(size),
+            state_entries=status.state_entries,
+            state_bytes=status.state_bytes,
             last_transaction_s=self.metrics.shown(names.LAST_TRANSACTION_SECONDS, partition=label),
         )
 

@@ -92,12 +92,14 @@ class ToyProcessor:
         return self.waiting.get(topic, 0)
 
     def needs_tick(self, now_ms: int) -> bool:
-        due = min((key.last_ms for key in self.keys.values()), default=None)
-        waits = any(value is not None for *_, value in self.heap)
+        # Asked while another thread may be draining: never walk the dict itself.
+        due = min((key.last_ms for key in list(self.keys.values())), default=None)
+        waits = any(value is not None for *_, value in list(self.heap))
         return waits or (due is not None and due + self.gap_ms < now_ms)
 
     def status(self) -> ProcessorStatus:
-        oldest = min(self.keys.items(), key=lambda item: (item[1].last_ms, item[0]), default=None)
+        keys = list(self.keys.items())
+        oldest = min(keys, key=lambda item: (item[1].last_ms, item[0]), default=None)
         due_ms = None if oldest is None else oldest[1].last_ms + self.gap_ms
         return ProcessorStatus(
             clock_ms=self.clock_ms or None,
@@ -112,6 +114,8 @@ class ToyProcessor:
                 due_ms=due_ms,
             ),
             next_due_ms=due_ms,
+            state_entries=len(self.keys),
+            state_bytes=0,
         )
 
     def _horizon(self) -> int:

@@ -15,12 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from processors.feedback_align.codec import (
-    decode_partition,
-    decode_session,
-    encode_partition,
-    encode_session,
-)
+from processors.feedback_align.bodies import CachedBodies
+from processors.feedback_align.codec import decode_partition, encode_partition
 from processors.feedback_align.machine import (
     DropDuplicate,
     Effect,
@@ -32,8 +28,9 @@ from processors.feedback_align.machine import (
     step,
     take_changes,
 )
+from processors.feedback_align.model import EntryKey, PartitionState, Source
 from processors.feedback_align.watermark import Merger
-from streams.contracts import TrajectorySegment
+from streams.contracts import DialogueTurn, FeedbackEvent, TrajectorySegment
 from streams.serde import build_codec
 from streams.settings import AlignSettings
 from tests.oracle.aligner import OracleResult, run_oracle
@@ -112,14 +109,29 @@ def _arrives_by(records: Sequence[LogRecord], record: LogRecord, clock_ms: int) 
     return max(before) <= clock_ms
 
 
+def fresh_state(log: Log, body_bytes: int, hot_sessions: int) -> PartitionState:
+    """A new state whose content can be read back from the log."""
+    turns = {r.offset: r.record for r in log.turns if isinstance(r.record, DialogueTurn)}
+    notes = {r.offset: r.record for r in log.feedback if isinstance(r.record, FeedbackEvent)}
+    bodies = CachedBodies(
+        (TURNS_TOPIC, FEEDBACK_TOPIC),
+        lambda offsets: ((offset, turns[offset]) for offset in offsets),
+        lambda offsets: ((offset, notes[offset]) for offset in offsets),
+        body_bytes,
+    )
+    return new_state(Source(TURNS_TOPIC, FEEDBACK_TOPIC, PARTITION), bodies, hot_sessions)
+
+
 def run_machine(log: Log, config: AlignSettings, rng: random.Random, *, restart: float) -> Seen:
     """The machine over ``log``, restarted with probability ``restart`` after each batch.
 
     Restarts go on from bytes, and the records that were offered but not applied come again.
     """
     seen = Seen()
-    state, merger = new_state(), Merger(PARTITION)
-    stored: dict[tuple[str, str], bytes] = {}
+    # From nothing at hand to everything: what is not must be read back.
+    limits = (rng.choice((1, 3_000, 1 << 20)), rng.choice((0, 1, 100)))
+    state, merger = fresh_state(log, *limits), Merger(PARTITION)
+    stored: dict[EntryKey, bytes] = {}
     order = read_order(log, rng)
     at = 0
     while at < len(order):
@@ -130,14 +142,15 @@ def run_machine(log: Log, config: AlignSettings, rng: random.Random, *, restart:
         for event in merger.drain(rng.choice([None, None, 1, 3])):
             state, effects = step(state, event, config)
             seen.add(effects)
-        changed, forgotten = take_changes(state)
-        stored.update((key, encode_session(session)) for key, session in changed.items())
-        for key in forgotten:
-            stored.pop(key, None)
+        for key, data in take_changes(state).items():
+            if data is None:
+                stored.pop(key, None)
+            else:
+                stored[key] = data
         if rng.random() < restart:
             meta = encode_partition(state.clock_ms, merger.positions())
             clock_ms, positions = decode_partition(meta)
-            state = restore_state(map(decode_session, stored.values()), clock_ms, config)
+            state = restore_state(fresh_state(log, *limits), stored.items(), clock_ms)
             merger = Merger(PARTITION, positions)
             for record in order[: min(at, len(order))]:
                 if record.offset > positions[record.topic].offset:

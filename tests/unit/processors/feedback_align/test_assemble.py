@@ -9,9 +9,9 @@ import msgspec
 import pytest
 
 from processors.feedback_align.assemble import shorten
-from streams.contracts import Message, Role, SourceRef, ToolCall, TurnType
+from streams.contracts import DialogueTurn, Role, SourceRef, ToolCall, TurnType
 from streams.settings import AlignSettings
-from tests.unit.processors.feedback_align.logs import Log, at, shown
+from tests.unit.processors.feedback_align.logs import Log, at, make_turn, shown
 
 DONE: dict[str, Any] = {"session_done": True}
 
@@ -213,8 +213,8 @@ def test_no_carried_context_from_beyond_the_horizon() -> None:
     assert log.segments[-1].steps[0].context == ()
 
 
-def make_message(name: str, content: str, role: Role = Role.USER) -> Message:
-    return Message(turn_id=name, role=role, content=content, event_time=0, carried=True)
+def turns_of(*turns: tuple[str, str, Role]) -> list[DialogueTurn]:
+    return [make_turn(name, 0, content=content, role=role) for name, content, role in turns]
 
 
 @pytest.mark.parametrize(
@@ -222,18 +222,14 @@ def make_message(name: str, content: str, role: Role = Role.USER) -> Message:
     [(9, "s u a"), (8, "s a"), (5, "s a"), (4, "s"), (3, "s"), (2, ""), (0, "")],
 )
 def test_shorten_drops_the_oldest_but_a_leading_system_message(limit: int, expected: str) -> None:
-    messages = [
-        make_message("s", "sss", Role.SYSTEM),
-        make_message("u", "äö"),
-        make_message("a", "aa", Role.ASSISTANT),
-    ]
-    assert " ".join(m.turn_id for m in shorten(messages, limit)) == expected
+    turns = turns_of(("s", "sss", Role.SYSTEM), ("u", "äö", Role.USER), ("a", "aa", Role.ASSISTANT))
+    assert " ".join(turns[place].turn_id for place in shorten(turns, limit)) == expected
 
 
 def test_shorten_without_a_system_message_in_first_place() -> None:
-    messages = [make_message("u", "uu"), make_message("s", "ss", Role.SYSTEM)]
-    assert [m.turn_id for m in shorten(messages, 2)] == ["s"]
-    assert shorten(messages, 1) == ()
+    turns = turns_of(("u", "uu", Role.USER), ("s", "ss", Role.SYSTEM))
+    assert shorten(turns, 2) == [1]
+    assert shorten(turns, 1) == []
 
 
 SHORT = AlignSettings(max_steps=1)

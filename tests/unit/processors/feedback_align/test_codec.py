@@ -6,16 +6,29 @@ import pytest
 
 from processors.feedback_align.codec import (
     decode_partition,
-    decode_session,
     encode_partition,
-    encode_session,
+    pack,
+    unpack,
 )
-from processors.feedback_align.machine import restore_state
-from processors.feedback_align.watermark import Position
-from streams.contracts import Sampling, ToolCall
+from processors.feedback_align.machine import new_state, restore_state, take_changes
+from processors.feedback_align.model import HEAD, EntryKey, Position, Source
 from streams.errors import StateError
 from streams.topics import FEEDBACK, TURNS
-from tests.unit.processors.feedback_align.logs import SETTINGS, Log, at
+from tests.unit.processors.feedback_align.logs import Log, at
+
+KEY = ("default", "s", HEAD)
+
+
+def entries(log: Log) -> dict[EntryKey, bytes]:
+    return {key: data for key, data in take_changes(log.state).items() if data is not None}
+
+
+def closed_session() -> dict[EntryKey, bytes]:
+    log = Log()
+    log.turn("u1", "0:00")
+    log.turn("a1", "0:10", session_done=True)
+    log.until("9:00")
+    return entries(log)
 
 
 def test_partition_round_trip() -> None:
@@ -25,44 +38,57 @@ def test_partition_round_trip() -> None:
 
 @pytest.mark.parametrize("data", [b"", b"junk", encode_partition(0, {})])
 def test_what_is_no_session_is_refused(data: bytes) -> None:
-    with pytest.raises(StateError, match="not a session of format 1"):
-        decode_session(data)
+    with pytest.raises(StateError, match="not a session of format 2"):
+        restore_state(new_state(), [(KEY, data)], 0)
 
 
 def test_a_later_format_is_refused() -> None:
     log = Log()
     log.turn("u1", "0:00")
-    data = bytearray(encode_session(log.session))
-    place = data.index(b"\x01\xa7default")
-    data[place] = 2
+    data = bytearray(entries(log)[KEY])
+    assert data[3] == 2
+    data[3] = 3
     with pytest.raises(StateError, match="written by another version"):
-        decode_session(bytes(data))
+        pack(bytes(data), {})
 
 
-def test_bodies_keep_every_field() -> None:
+def test_a_closed_segment_without_its_session_is_refused() -> None:
+    kept = closed_session()
+    del kept[KEY]
+    with pytest.raises(StateError, match="no entry of their own"):
+        restore_state(new_state(), kept.items(), 0)
+
+
+def test_a_session_without_its_closed_segment_is_refused() -> None:
+    kept = closed_session()
+    with pytest.raises(StateError, match="session s lacks its segment 0"):
+        unpack(pack(kept[KEY], {}), Source())
+
+
+def test_a_damaged_segment_is_refused() -> None:
+    kept = closed_session()
+    with pytest.raises(StateError, match="not a closed segment"):
+        unpack(pack(kept[KEY], {0: b"junk"}), Source())
+
+
+def test_what_is_closed_is_not_written_again() -> None:
+    """An entry is as large as what is open, however long the session has gone on."""
     log = Log()
-    log.turn(
-        "a1",
-        "0:00",
-        tool_calls=(ToolCall(id="1", name="n", arguments="{}"),),
-        sampling=Sampling(temperature=0.5, top_k=3),
-        token_ids=(1, 2),
-        behaviour_logprobs=(-0.5, -0.125),
-        attributes={"z": "1", "a": "2"},
-    )
-    log.feedback("f", "0:10", turn_id="a1", tags=("x", "y"), text="ä")
-    copy = decode_session(encode_session(log.session))
-    assert copy.bodies.turns == log.session.bodies.turns
-    assert copy.bodies.notes == log.session.bodies.notes
-    assert list(copy.bodies.turns[0].attributes) == ["z", "a"]
+    sizes = []
+    for hour in range(20):
+        log.turn(f"u{hour:02}", f"{hour}:00:00", content="x" * 10_000)
+        log.turn(f"a{hour:02}", f"{hour}:00:10", session_done=True)
+        log.until(f"{hour}:01:00")
+        sizes.append(sum(map(len, entries(log).values())))
+    assert max(sizes) < 1_000
+    assert sizes[-1] - sizes[1] < 19 * 25
 
 
 def test_a_restored_state_is_due_when_the_old_one_was() -> None:
     log = Log()
     log.turn("u1", "0:00")
     log.turn("a1", "0:10")
-    state = restore_state(
-        [decode_session(encode_session(log.session))], log.state.clock_ms, SETTINGS
-    )
+    state = restore_state(new_state(), entries(log).items(), log.state.clock_ms)
     assert state.due == [(at("5:10"), ("default", "s"))]
     assert state.clock_ms == at("0:10") - 1
+    assert state.open_sessions == 1

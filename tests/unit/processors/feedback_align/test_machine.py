@@ -14,7 +14,7 @@ from processors.feedback_align.machine import (
     step,
     take_changes,
 )
-from processors.feedback_align.model import Life
+from processors.feedback_align.model import HEAD, Life
 from streams.errors import TransitionError
 from tests.unit.processors.feedback_align.logs import SETTINGS, Log, at
 
@@ -81,42 +81,46 @@ def test_changes_since_the_last_time() -> None:
     log = Log()
     log.turn("u1", "0:00", session_id="one")
     log.turn("u1", "0:00", session_id="two", session_done=True)
-    changed, forgotten = take_changes(log.state)
-    assert changed.keys() == {("default", "one"), ("default", "two")}
-    assert forgotten == set()
+    assert written(log) == {("one", HEAD), ("two", HEAD)}
     log.until("0:20")
-    assert take_changes(log.state) == ({}, set())
+    assert written(log) == set()
     log.turn("u1", "0:00", "0:21", session_id="one")
-    assert take_changes(log.state)[0].keys() == {("default", "one")}
+    assert written(log) == {("one", HEAD)}
     log.turn("u9", "9:00", "0:22", session_id="three")
-    assert take_changes(log.state) == ({}, set())
+    assert written(log) == set()
     log.until("0:30")
-    assert take_changes(log.state)[0].keys() == {("default", "two")}
+    assert written(log) == {("two", HEAD), ("two", 0)}
+    log.turn("u2", "0:40", session_id="two")
+    assert written(log) == {("two", HEAD)}
     log.until("50:00:00")
-    changed, forgotten = take_changes(log.state)
-    assert changed == {}
-    assert forgotten == {("default", "one"), ("default", "two")}
+    forgotten = {("one", HEAD), ("one", 0), ("two", HEAD), ("two", 0), ("two", 1)}
+    assert take_changes(log.state) == {("default", *key): None for key in forgotten}
+
+
+def written(log: Log) -> set[tuple[str, int]]:
+    changes = take_changes(log.state)
+    assert None not in changes.values()
+    return {(session_id, ordinal) for _, session_id, ordinal in changes}
 
 
 def test_a_session_that_comes_back_is_changed_not_forgotten() -> None:
     log = Log()
     log.feedback("f", "0:00", turn_id="a1")
     log.until("1:00:00")
-    assert take_changes(log.state) == ({}, {("default", "s")})
+    assert take_changes(log.state) == {("default", "s", HEAD): None}
     log.feedback("f", "0:00", "1:00:01", turn_id="a1")
     log.until("2:00:01")
     log.turn("u1", "2:00:02")
-    changed, forgotten = take_changes(log.state)
-    assert changed.keys() == {("default", "s")}
-    assert forgotten == set()
+    assert written(log) == {("s", HEAD)}
 
 
 def test_idle_sessions_leave_nothing_behind() -> None:
     log = Log()
     for number in range(50):
         log.turn("u1", "0:00", session_id=f"s{number}")
+    take_changes(log.state)
     log.until("72:00:00")
-    assert log.state.sessions == {}
+    assert (log.state.sessions, log.state.packed) == ({}, {})
     assert log.state.due == []
     assert len(log.segments) == 50
 
@@ -127,13 +131,13 @@ def test_a_session_that_goes_on_for_weeks_stays_small() -> None:
         log.turn(f"u{hour}", f"{hour}:00:00")
         log.turn(f"a{hour}", f"{hour}:00:10", session_done=True)
         log.feedback(f"f{hour}", f"{hour}:10:00", turn_id=f"a{hour}")
+        take_changes(log.state)
     session = log.session
     sizes = {
         len(session.turns) // 2,
         len(session.events) // 3,
         len(session.turn_ids) // 2,
-        len(session.bodies.turns) // 2,
-        len(session.bodies.notes),
+        len(session.entries),
         len(session.segments),
         len(session.boundaries),
         len(session.owners),

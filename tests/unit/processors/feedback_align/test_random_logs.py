@@ -8,13 +8,9 @@ from random import Random
 
 import pytest
 
-from processors.feedback_align import attribution, cuts
-from processors.feedback_align.codec import (
-    decode_partition,
-    decode_session,
-    encode_partition,
-    encode_session,
-)
+from processors.feedback_align import attribution, codec, cuts
+from processors.feedback_align.bodies import HeldBodies
+from processors.feedback_align.codec import decode_partition, encode_partition
 from processors.feedback_align.machine import (
     Advance,
     Arrival,
@@ -30,7 +26,15 @@ from processors.feedback_align.machine import (
     step,
     take_changes,
 )
-from processors.feedback_align.model import Life, Pending, Run, Session, SessionKey
+from processors.feedback_align.model import (
+    EntryKey,
+    Life,
+    Pending,
+    Run,
+    Session,
+    SessionKey,
+    Source,
+)
 from processors.feedback_align.watermark import Merger, Payload
 from streams.contracts import SourceRef
 from streams.topics import FEEDBACK, TURNS
@@ -145,16 +149,17 @@ def test_every_event_ends_once_and_settled(seed: int) -> None:
 def test_a_restart_after_every_input_changes_nothing(seed: int) -> None:
     inputs = random_log(seed)
     _, expected = run(inputs)
-    kept: dict[SessionKey, bytes] = {}
+    kept: dict[EntryKey, bytes] = {}
     clock = new_state().clock_ms
     effects: list[Effect] = []
+    bodies = HeldBodies()
     for item in inputs:
-        state = restore_state([decode_session(data) for data in kept.values()], clock, TINY)
+        state = restore_state(new_state(bodies=bodies), kept.items(), clock)
         state, more = step(state, item, TINY)
         effects.extend(more)
         keep(state, kept)
         clock = state.clock_ms
-        assert kept.keys() == state.sessions.keys()
+        assert {key[:2] for key in kept} == state.sessions.keys() | state.packed.keys()
     assert outputs(effects) == outputs(expected)
     assert not kept
 
@@ -170,11 +175,16 @@ def test_records_read_again_change_nothing(seed: int) -> None:
     half = len(inputs) // 2
     batch, rest = inputs[half : half + 10], inputs[half + 10 :]
     before, _ = run(inputs[:half])
-    old, clock = {session.key: session for session in copies(before)}, before.clock_ms
+    bodies, clock = before.bodies, before.clock_ms
+    kept: dict[EntryKey, bytes] = {}
+    keep(before, kept)
+    old = by_session(kept)
     after, expected = play(before, batch)
+    keep(after, kept)
     rng = Random(seed)
-    new = {session.key: session for session in copies(after) if rng.random() < 0.7}
-    state, again = play(restore_state((old | new).values(), clock, TINY), batch)
+    new = {name: own for name, own in by_session(kept).items() if rng.random() < 0.7}
+    entries = [item for own in (old | new).values() for item in own.items()]
+    state, again = play(restore_state(new_state(bodies=bodies), entries, clock), batch)
     assert [effect for effect in again if effect not in expected] == []
     assert outputs(play(state, rest)[1]) == outputs(play(after, rest)[1])
 
@@ -208,7 +218,8 @@ class Worker:
         self.topics = topics
         self.rng = rng
         self.effects: set[str] = set()
-        self.kept: dict[SessionKey, bytes] = {}
+        self.kept: dict[EntryKey, bytes] = {}
+        self.bodies = HeldBodies()
         self.partition = encode_partition(new_state().clock_ms, {})
 
     def run_until_it_crashes(self) -> None:
@@ -229,8 +240,7 @@ class Worker:
     def _start(self) -> None:
         clock, positions = decode_partition(self.partition)
         self.merger = Merger(0, positions)
-        sessions = [decode_session(data) for data in self.kept.values()]
-        self.state = restore_state(sessions, clock, TINY)
+        self.state = restore_state(new_state(bodies=self.bodies), self.kept.items(), clock)
         self.next = {topic: at.offset + 1 for topic, at in self.merger.positions().items()}
 
     def _read(self) -> bool:
@@ -253,11 +263,19 @@ class Worker:
         self.partition = encode_partition(self.state.clock_ms, self.merger.positions())
 
 
-def keep(state: PartitionState, kept: dict[SessionKey, bytes]) -> None:
-    changed, forgotten = take_changes(state)
-    kept |= {key: encode_session(session) for key, session in changed.items()}
-    for key in forgotten:
-        kept.pop(key, None)
+def keep(state: PartitionState, kept: dict[EntryKey, bytes]) -> None:
+    for key, data in take_changes(state).items():
+        if data is None:
+            kept.pop(key, None)
+        else:
+            kept[key] = data
+
+
+def by_session(kept: dict[EntryKey, bytes]) -> dict[SessionKey, dict[EntryKey, bytes]]:
+    found: dict[SessionKey, dict[EntryKey, bytes]] = {}
+    for key, data in kept.items():
+        found.setdefault(key[:2], {})[key] = data
+    return found
 
 
 def play(state: PartitionState, inputs: list[Input]) -> tuple[PartitionState, list[Effect]]:
@@ -268,18 +286,18 @@ def play(state: PartitionState, inputs: list[Input]) -> tuple[PartitionState, li
     return state, effects
 
 
-def copies(state: PartitionState) -> list[Session]:
-    return [decode_session(encode_session(session)) for session in state.sessions.values()]
-
-
 @pytest.mark.parametrize("seed", SEEDS)
 def test_encoding_is_stable(seed: int) -> None:
-    state = new_state()
+    state = new_state(hot_sessions=0)
     for item in random_log(seed):
         state, _ = step(state, item, TINY)
-        for session in take_changes(state)[0].values():
-            data = encode_session(session)
-            assert encode_session(decode_session(data)) == data
+        take_changes(state)
+        for packed in state.packed.values():
+            session = codec.unpack(packed, Source())
+            session.due_ms = packed.due_ms
+            assert codec.encode_head(session) == packed.head
+            session.touched = set(packed.entries)
+            assert codec.encode_touched(session) == packed.entries
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from processors.runtime.partition import PartitionRunner, RunnerLimits
 from processors.runtime.records import Outcome, Output, RawRecord, Record
 from processors.runtime.state import RestoredState
+from processors.runtime.status import ProcessorStatus
 from streams.metrics import ProcessorMetrics
 
 TOPICS = ("a", "b")
+
+T = TypeVar("T")
 
 
 def record(topic: str, offset: int, value: bytes | None = b"v") -> Record:
@@ -54,6 +58,17 @@ class FakeProcessor:
 
     def buffered(self, topic: str) -> int:
         return sum(1 for r in self.pending if r.topic == topic)
+
+    def status(self) -> ProcessorStatus:
+        return ProcessorStatus(
+            clock_ms=None,
+            sessions=0,
+            open_sessions=0,
+            oldest_open=None,
+            next_due_ms=None,
+            state_entries=len(self.applied),
+            state_bytes=7,
+        )
 
     def needs_tick(self, now_ms: int) -> bool:
         return self.wants_tick
@@ -126,6 +141,7 @@ class Stage:
             self.writer,
             self._restore,
             self.flow,
+            apart,
             self.limits,
             self.metrics,
             self._on_error,
@@ -137,6 +153,10 @@ class Stage:
 
     async def _on_error(self, error: BaseException) -> None:
         self.errors.append(error)
+
+
+async def apart(work: Callable[[], T]) -> T:
+    return work()
 
 
 async def settle() -> None:

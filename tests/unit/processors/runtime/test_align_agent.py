@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -10,7 +13,7 @@ from processors.feedback_align.agent import (
 )
 from processors.runtime import deadletters
 from processors.runtime.decoding import MAX_KEY_BYTES
-from processors.runtime.records import Headers, Outcome, Output, Record
+from processors.runtime.records import Headers, LogReader, Outcome, Output, Record
 from streams import metrics as names
 from streams.contracts import (
     TICK_HEADER,
@@ -39,9 +42,14 @@ MAX_BYTES = 1_000_000
 class Log:
     """Feeds a processor records with rising offsets."""
 
-    def __init__(self, processor: AlignProcessor, first: int = 0) -> None:
-        self.processor = processor
+    def __init__(self, processor: AlignProcessor | None = None, first: int = 0) -> None:
+        self.records: dict[tuple[str, int], Record] = {}
+        self.processor = processor or new_processor(ProcessorMetrics("feedback_align"), self)
         self.next = {TURNS: first, FEEDBACK: first}
+
+    def read(self, topic: str, partition: int, offsets: Sequence[int]) -> Iterator[Record]:
+        """As ``records.LogReader``."""
+        return (self.records[topic, offset] for offset in offsets)
 
     def put(self, topic: str, at_ms: int, value: bytes | None, headers: Headers = ()) -> int:
         offset = self.next[topic]
@@ -55,6 +63,7 @@ class Log:
             value=value,
             headers=headers,
         )
+        self.records[topic, offset] = record
         self.processor.feed(topic, [record])
         return offset
 
@@ -100,14 +109,19 @@ def metrics() -> ProcessorMetrics:
 
 @pytest.fixture
 def log(metrics: ProcessorMetrics) -> Log:
-    return Log(new_processor(metrics))
+    return new_log(metrics)
+
+
+def new_log(metrics: ProcessorMetrics, max_bytes: int = MAX_BYTES, **limits: int | None) -> Log:
+    log = Log()
+    log.processor = new_processor(metrics, log, max_bytes, **limits)
+    return log
 
 
 def new_processor(
-    metrics: ProcessorMetrics, max_bytes: int = MAX_BYTES, settings: AlignSettings | None = None
+    metrics: ProcessorMetrics, log: LogReader, max_bytes: int = MAX_BYTES, **limits: Any
 ) -> AlignProcessor:
-    rules = settings or AlignSettings()
-    return AlignProcessor(0, PARTITIONS, rules, CODEC, metrics, max_bytes)
+    return AlignProcessor(0, PARTITIONS, AlignSettings(), CODEC, metrics, max_bytes, log, **limits)
 
 
 def dead(outputs: list[Output] | tuple[Output, ...]) -> list[DeadLetter]:
@@ -134,11 +148,11 @@ def test_a_restart_goes_on_from_entries_and_meta_as_if_nothing_had_happened(
     metrics: ProcessorMetrics,
 ) -> None:
     def run(restart: bool) -> bytes | None:
-        log = Log(new_processor(metrics))
+        log = new_log(metrics)
         log.put(TURNS, 1_000, turn(1_000, Role.USER))
         before = log.tick(1_500)
         if restart:
-            log.processor = new_processor(metrics)
+            log.processor = new_processor(metrics, log)
             entries = [(key, value) for key, value in before.changes.items() if value is not None]
             log.processor.restore(entries, before.meta)
         log.put(TURNS, 2_000, turn(2_000, Role.ASSISTANT, done=True))
@@ -167,7 +181,7 @@ def test_broken_records_become_dead_letters_once_they_are_passed(
 
 
 def test_an_oversized_record_is_kept_cut(metrics: ProcessorMetrics) -> None:
-    log = Log(new_processor(metrics, max_bytes=200_000))
+    log = new_log(metrics, max_bytes=200_000)
     log.put(TURNS, 1_000, b"{" + bytes(300_000))
     (letter,) = dead(list(log.tick(1_200).outputs))
     assert letter.reason is DeadLetterReason.OVERSIZED
@@ -177,7 +191,7 @@ def test_an_oversized_record_is_kept_cut(metrics: ProcessorMetrics) -> None:
 def test_a_segment_that_no_record_can_hold_becomes_a_dead_letter(
     metrics: ProcessorMetrics,
 ) -> None:
-    log = Log(new_processor(metrics, max_bytes=deadletters.OVERHEAD_BYTES + 100))
+    log = new_log(metrics, max_bytes=deadletters.OVERHEAD_BYTES + 100)
     log.put(TURNS, 1_000, turn(1_000, Role.USER))
     log.put(TURNS, 2_000, turn(2_000, Role.ASSISTANT, done=True))
     (letter,) = dead(list(log.tick(40_000).outputs))
@@ -205,10 +219,7 @@ def test_a_misplaced_record_that_no_room_is_left_for_becomes_a_dead_letter(
 ) -> None:
     value = turn(1_000, Role.USER, STRANGER)
     for room, topic in ((len(value) + 400, TURNS), (len(value) + 20, DEAD_LETTERS)):
-        processor = AlignProcessor(
-            0, PARTITIONS, AlignSettings(), CODEC, metrics, MAX_BYTES, input_max_bytes=room
-        )
-        log = Log(processor)
+        log = new_log(metrics, input_max_bytes=room)
         log.put(TURNS, 1_000, value)
         (output,) = log.tick(1_200).outputs
         assert output.topic == topic

@@ -38,7 +38,8 @@ async def test_a_batch_is_one_commit_with_outputs_changes_and_offsets(
     assert runner.applied_offset("a") == 5
     assert runner.applied_offset("b") is None
     assert stage.metrics.value(names.RECORDS_IN, topic="a") == 2
-    assert stage.metrics.value(names.STATE_ENTRIES, partition="0") == 2
+    assert stage.metrics.value(names.STATE_ENTRIES, partition="0") == 1
+    assert stage.metrics.value(names.STATE_BYTES, partition="0") == 7
 
 
 async def test_what_was_applied_before_a_restart_is_skipped() -> None:

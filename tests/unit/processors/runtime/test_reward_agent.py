@@ -10,6 +10,7 @@ from processors.runtime.decoding import MAX_KEY_BYTES
 from processors.runtime.records import Outcome, Record
 from streams import metrics as names
 from streams.contracts import (
+    TICK_HEADER,
     AttributedBy,
     ClosedBy,
     DeadLetter,
@@ -28,7 +29,7 @@ from streams.topics import DEAD_LETTERS, SCORED, SEGMENTS
 CODEC = build_codec()
 
 
-def segment(number: int, revision: int = 0) -> bytes:
+def segment(number: int, revision: int = 0, *, closed_at: int = 50_000, user: str = "u") -> bytes:
     thumb = StepFeedback(
         event_id=f"f{number}",
         kind=FeedbackKind.THUMB,
@@ -43,12 +44,12 @@ def segment(number: int, revision: int = 0) -> bytes:
             segment_id=f"seg{number}",
             revision=revision,
             session_id="s",
-            user_id="u",
+            user_id=user,
             source="test",
             ordinal=number,
             closed_by=ClosedBy.END,
-            closed_at=50_000 + number,
-            first_closed_at=50_000 + number,
+            closed_at=closed_at + number,
+            first_closed_at=closed_at + number,
             settle_ms=30_000,
             first_event_time=1_000,
             last_event_time=2_000,
@@ -170,3 +171,39 @@ def test_a_drain_applies_no_more_than_it_may() -> None:
     assert not processor.needs_tick(10**15)
     second = processor.drain(2)
     assert (second.records, second.more) == (1, False)
+
+
+def test_the_clock_is_that_of_the_partition_before_the_restart() -> None:
+    processor = new_processor(ProcessorMetrics("reward"))
+    assert processor.status().clock_ms is None
+    feed(processor, segment(7))
+    before = processor.drain(10)
+    assert processor.status().clock_ms == 50_007
+    restarted = new_processor(ProcessorMetrics("reward"))
+    # Without any entry: the clock does not hang on whose history is left.
+    restarted.restore([], before.meta)
+    assert restarted.status().clock_ms == 50_007
+    assert restarted.drain(10).meta == before.meta
+
+
+def test_a_tick_is_passed_and_another_null_value_is_a_dead_letter() -> None:
+    processor = new_processor(ProcessorMetrics("reward"))
+    tick = Record(topic=SEGMENTS, partition=0, offset=0, timestamp=9, headers=((TICK_HEADER, b""),))
+    processor.feed(SEGMENTS, [tick])
+    outcome = processor.drain(10)
+    assert (outcome.outputs, outcome.applied, outcome.records) == ([], {SEGMENTS: 0}, 1)
+    feed(processor, None, first=1)
+    (output,) = processor.drain(10).outputs
+    assert CODEC.decode(output.value, DeadLetter).reason is DeadLetterReason.NULL_VALUE
+
+
+def test_a_user_who_was_forgotten_is_null_in_the_changelog() -> None:
+    processor = new_processor(ProcessorMetrics("reward"))
+    feed(processor, segment(1))
+    (key,) = processor.drain(10).changes
+    long_after = 50_000 + 4 * RewardSettings().history_ms
+    feed(processor, segment(2, closed_at=long_after, user="other"), first=1)
+    changes = processor.drain(10).changes
+    assert changes[key] is None
+    assert [value is None for name, value in changes.items() if name != key] == [False]
+    assert processor.status().sessions == 1

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import msgspec
 import pytest
@@ -28,6 +27,7 @@ from processors.runtime.state import (
     part_key,
 )
 from streams.errors import FencedError, StateError
+from streams.kafka.clients import partition_for
 from streams.settings import KafkaSettings
 
 
@@ -142,12 +142,14 @@ async def test_a_writer_that_was_not_started_says_so() -> None:
 
 
 class Producer:
-    """Answers each record with the next of its answers, or at once."""
+    """Answers each batch with the next of its answers, or at once."""
 
     def __init__(self, *answers: Exception) -> None:
         self.answers = list(answers)
         self.calls: list[str] = []
-        self.sent: list[tuple[str, bytes | None, bytes | None]] = []
+        self.sent: list[tuple[str, int, bytes | None, bytes | None]] = []
+        self.batches = 0
+        self.room = 3
 
     async def begin_transaction(self) -> None:
         self.calls.append("begin")
@@ -158,14 +160,43 @@ class Producer:
     async def stop(self) -> None:
         self.calls.append("stop")
 
-    async def send(self, topic: str, **record: Any) -> asyncio.Future[None]:
-        self.sent.append((topic, record["key"], record["value"]))
+    async def partitions_for(self, topic: str) -> set[int]:
+        return {0, 1, 2}
+
+    def create_batch(self) -> Batch:
+        return Batch(self.room)
+
+    async def send_batch(self, batch: Batch, topic: str, *, partition: int) -> asyncio.Future[None]:
+        assert batch.closed
+        self.sent.extend((topic, partition, key, value) for key, value in batch.records)
+        self.batches += 1
         future = asyncio.get_running_loop().create_future()
         if self.answers:
             future.set_exception(self.answers.pop())
         else:
             future.set_result(None)
         return future
+
+
+class Batch:
+    """Takes so many records, and the first in any case."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.records: list[tuple[bytes | None, bytes | None]] = []
+        self.closed = False
+
+    def append(
+        self, *, timestamp: int | None, key: bytes | None, value: bytes | None, headers: object
+    ) -> object | None:
+        assert type(headers) is list, "the client's own builder takes nothing else"
+        if len(self.records) >= self.room:
+            return None
+        self.records.append((key, value))
+        return self
+
+    def close(self) -> None:
+        self.closed = True
 
 
 def writer_over(producer: Producer) -> TransactionalWriter:
@@ -181,13 +212,22 @@ async def test_outputs_entries_and_the_partition_record_are_one_transaction() ->
     out = Output(topic="out", key=b"k", value=b"v")
     await writer.commit([out], {b"e": b"1", b"gone": None}, b"meta")
     assert producer.calls == ["begin", "commit"]
-    assert producer.sent == [
-        ("out", b"k", b"v"),
-        ("state", part_key(b"e", 0), b"1"),
-        ("state", part_key(b"gone", 0), None),
-        ("state", part_key(b"gone", 1), None),
-        ("state", META_KEY, b"meta"),
+    assert sorted(producer.sent, key=lambda sent: sent[0]) == [
+        ("out", partition_for(b"k", 3), b"k", b"v"),
+        ("state", 3, part_key(b"e", 0), b"1"),
+        ("state", 3, part_key(b"gone", 0), None),
+        ("state", 3, part_key(b"gone", 1), None),
+        ("state", 3, META_KEY, b"meta"),
     ]
+    assert producer.batches == 3
+
+
+async def test_an_output_goes_where_it_says() -> None:
+    producer = Producer()
+    await writer_over(producer).commit(
+        [Output(topic="out", key=b"k", value=b"v", partition=7)], {}, b""
+    )
+    assert ("out", 7, b"k", b"v") in producer.sent
 
 
 async def test_a_transaction_of_which_a_record_is_refused_is_not_committed() -> None:

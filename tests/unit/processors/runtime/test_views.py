@@ -20,6 +20,8 @@ STATUS = ProcessorStatus(
     open_sessions=7,
     oldest_open=OLDEST,
     next_due_ms=NOW_MS + 9_500,
+    state_entries=3,
+    state_bytes=300,
 )
 TURNS = TopicView(
     topic="dialogue.turns", applied_offset=41, end_offset=43, lag_records=1, buffered_records=0
@@ -128,7 +130,13 @@ def test_a_machine_reads_the_same() -> None:
 
 def test_what_is_not_known_yet_is_not_shown_as_zero() -> None:
     empty = ProcessorStatus(
-        clock_ms=None, sessions=0, open_sessions=0, oldest_open=None, next_due_ms=None
+        clock_ms=None,
+        sessions=0,
+        open_sessions=0,
+        oldest_open=None,
+        next_due_ms=None,
+        state_entries=0,
+        state_bytes=0,
     )
     bare = replace(
         partition(empty),

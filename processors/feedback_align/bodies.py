@@ -1,0 +1,187 @@
+"""Where the content of events is: near at hand, or back in the input log.
+
+The state holds facts; content is needed when a segment is built or rebuilt. An event is named
+by its offset, since a partition's turns all stand in one topic and its feedback in another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from streams.contracts import DialogueTurn, FeedbackEvent
+from streams.errors import StateError
+
+_RECORD_BYTES = 1_024
+"""What a decoded record takes beside its content, about."""
+
+
+class Bodies(Protocol):
+    """Gives the content of accepted events."""
+
+    def keep_turn(self, offset: int, record: DialogueTurn, size: int) -> None:
+        """Take the content of a turn just accepted, of about ``size`` bytes."""
+        ...
+
+    def keep_feedback(self, offset: int, record: FeedbackEvent) -> None:
+        """Take the content of feedback just accepted."""
+        ...
+
+    def turn(self, offset: int) -> DialogueTurn:
+        """The turn at this offset.
+
+        Raises:
+            StateError: It is not in the log any more.
+        """
+        ...
+
+    def feedback(self, offset: int) -> FeedbackEvent:
+        """The feedback at this offset.
+
+        Raises:
+            StateError: It is not in the log any more.
+        """
+        ...
+
+    def want(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
+        """Say what will be asked for next, so that it can be fetched together."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class HeldBodies:
+    """All content, kept: for tests and small logs."""
+
+    turns: dict[int, DialogueTurn] = field(default_factory=dict)
+    notes: dict[int, FeedbackEvent] = field(default_factory=dict)
+
+    def keep_turn(self, offset: int, record: DialogueTurn, size: int) -> None:
+        self.turns[offset] = record
+
+    def keep_feedback(self, offset: int, record: FeedbackEvent) -> None:
+        self.notes[offset] = record
+
+    def turn(self, offset: int) -> DialogueTurn:
+        return self.turns[offset]
+
+    def feedback(self, offset: int) -> FeedbackEvent:
+        return self.notes[offset]
+
+    def want(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
+        """Nothing to fetch."""
+
+
+T = TypeVar("T", DialogueTurn, FeedbackEvent)
+
+Read = Callable[[Sequence[int]], Iterable[tuple[int, T]]]
+"""Reads the events at these offsets, rising, from the log; leaves out what is gone."""
+
+
+class _Shelf(Generic[T]):
+    """One topic's content: what came last up to a limit, and what was asked to be at hand."""
+
+    def __init__(self, topic: str, read: Read[T], max_bytes: int) -> None:
+        self.topic = topic
+        self.fetched = 0
+        self._read: Read[T] = read
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._recent: dict[int, tuple[T, int]] = {}
+        self._wanted: dict[int, T] = {}
+
+    def keep(self, offset: int, record: T, size: int) -> None:
+        size += _RECORD_BYTES
+        recent = self._recent
+        recent[offset] = (record, size)
+        self._bytes += size
+        while self._bytes > self._max_bytes and len(recent) > 1:
+            # The oldest first: it is most likely closed and done with.
+            self._bytes -= recent.pop(next(iter(recent)))[1]
+
+    def get(self, offset: int) -> T:
+        found = self._recent.get(offset)
+        if found is not None:
+            return found[0]
+        if offset not in self._wanted:
+            self._wanted.update(self._fetch([offset]))
+        return self._wanted[offset]
+
+    def want(self, offsets: Iterable[int]) -> None:
+        self._wanted = {}
+        missing = sorted(set(offsets).difference(self._recent))
+        if missing:
+            self._wanted.update(self._fetch(missing))
+
+    def preload(self, offsets: Iterable[int]) -> None:
+        for offset, record in self._fetch(sorted(offsets)):
+            self.keep(offset, record, len(content_of(record)))
+
+    def _fetch(self, offsets: Sequence[int]) -> Iterator[tuple[int, T]]:
+        missing = set(offsets)
+        for offset, record in self._read(offsets):
+            missing.discard(offset)
+            self.fetched += 1
+            yield offset, record
+        if missing:
+            raise StateError(
+                f"{self.topic}: the records at offsets {sorted(missing)[:5]} (of "
+                f"{len(missing)}) are needed to build a segment and are gone from the log: its "
+                "retention must be longer than align.horizon_ms + align.max_open_ms. Restore "
+                "them, or start with another application id and an empty changelog"
+            )
+
+
+def content_of(record: DialogueTurn | FeedbackEvent) -> str:
+    """What of a record makes it large."""
+    return record.content if isinstance(record, DialogueTurn) else record.text or ""
+
+
+class CachedBodies:
+    """The content that came last, up to a limit; what is older is read back from the log.
+
+    Args:
+        source: Where the events stand.
+        read_turns: Reads turns back.
+        read_feedback: Reads feedback back.
+        max_bytes: About how much of it to keep in memory.
+    """
+
+    def __init__(
+        self,
+        source: tuple[str, str],
+        read_turns: Read[DialogueTurn],
+        read_feedback: Read[FeedbackEvent],
+        max_bytes: int,
+    ) -> None:
+        turns_topic, feedback_topic = source
+        # Feedback is small and less.
+        self._turns = _Shelf(turns_topic, read_turns, max_bytes - max_bytes // 5)
+        self._notes = _Shelf(feedback_topic, read_feedback, max_bytes // 5)
+        self.keep_turn = self._turns.keep
+        self.turn = self._turns.get
+        self.feedback = self._notes.get
+
+    def keep_feedback(self, offset: int, record: FeedbackEvent) -> None:
+        self._notes.keep(offset, record, len(content_of(record)))
+
+    def want(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
+        self._turns.want(turns)
+        self._notes.want(feedback)
+
+    def preload(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
+        """Read content back that will be needed soon, after a restart.
+
+        Raises:
+            StateError: Some of it is gone.
+        """
+        self._turns.preload(turns)
+        self._notes.preload(feedback)
+
+    @property
+    def fetched(self) -> int:
+        """Records read back so far."""
+        return self._turns.fetched + self._notes.fetched
+
+
+__all__ = ["Bodies", "CachedBodies", "HeldBodies"]
