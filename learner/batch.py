@@ -16,20 +16,27 @@ after, and the sample before it ends without being terminal, so that its value b
 
 A reply without a token (the client hung up at once) is context for what follows, if anything.
 
-Sequences that are too long lose whole messages from the front, never a part of a reply. A
-shortened context is not the one the reply was sampled in, so recorded log-probabilities no
-longer belong to it and are left out.
+A conversation that is too long is cut between turns as well: a sample ends with the last reply
+that fits, and bootstraps; the next one begins with the reply after it and as much of what came
+before as half the limit holds. A shortened context is not the one the reply was sampled in, so
+recorded log-probabilities no longer belong to it and are left out. A reply that does not fit
+even with the message it answers alone is left out whole, never a part of it, and counted.
+
+Replies that somebody else ended (the client hung up, the server broke off) are context: where
+they ended was not the policy's choice. See `Interrupted`.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from learner.chat import Chat, chat_message, tool_call_entry
-from streams.contracts import ClosedBy, Message, Role, ScoredSegment, Step
+from learner.hints import HintSource, hint_of, teacher_prompt, teaches
+from streams.contracts import ClosedBy, Message, Role, ScoredSegment, Step, StepReward
 from streams.errors import LearnerError, ModelError
 
 log = logging.getLogger(__name__)
@@ -53,7 +60,14 @@ _ROUNDING = 1e-3
 _ENDED = frozenset({None, "stop", "eos", "end_turn", "tool_calls", "function_call"})
 """Finish reasons of replies that ended themselves; others were cut off before their end."""
 
+_HUNG_UP = frozenset({"client_disconnected", "cancelled", "abort"})
+_BROKEN = frozenset({"broken_off", "error"})
+
 OnMismatch = Literal["refuse", "rerender"]
+
+Interrupted = Literal["skip", "train"]
+"""What becomes of replies that the client ended by hanging up: context only, or trained on as far
+as they went (without an end of turn). Those that the server broke off are always context only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +84,8 @@ class Turn:
         policy_version: The version that chose it; 0 is the base model, None is unknown.
         behaviour_logprobs: One per token, at `temperature`; None if they did not come with
             the turn or do not belong to this context.
+        teacher_prompt: Token ids after which a teacher with the user's hint reads the reply;
+            None if there is no hint.
     """
 
     turn_id: str
@@ -79,6 +95,7 @@ class Turn:
     temperature: float = 1.0
     policy_version: int | None = None
     behaviour_logprobs: tuple[float, ...] | None = None
+    teacher_prompt: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.start < self.end:
@@ -178,12 +195,37 @@ class BuiltSamples:
 
     Args:
         samples: None, one, or several if later replies were sampled after other tokens than
-            the earlier ones consist of.
+            the earlier ones consist of, or if they do not fit into one.
         skipped: Why there are none; None if there are.
+        too_long: Replies left out because they do not fit.
+        interrupted: Replies left out because somebody else ended them.
     """
 
     samples: tuple[TrainingSample, ...] = ()
     skipped: str | None = None
+    too_long: int = 0
+    interrupted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRules:
+    """How samples are built.
+
+    Args:
+        max_sequence_tokens: Of one sample, and of a teacher's prompt with its reply.
+        on_mismatch: What to do with turns recorded under another tokenizer or template:
+            ``refuse`` raises, ``rerender`` uses their text and drops their ids and
+            log-probabilities.
+        interrupted: See `Interrupted`.
+        hint: Where the teacher's hints come from; None builds no teacher prompts.
+        max_hint_tokens: Longer texts are no hints.
+    """
+
+    max_sequence_tokens: int
+    on_mismatch: OnMismatch = "refuse"
+    interrupted: Interrupted = "skip"
+    hint: HintSource | None = None
+    max_hint_tokens: int = 256
 
 
 def build_samples(
@@ -192,8 +234,7 @@ def build_samples(
     *,
     tokenizer_digest: str,
     template_digest: str,
-    max_sequence_tokens: int,
-    on_mismatch: OnMismatch = "refuse",
+    rules: BuildRules,
 ) -> BuiltSamples:
     """Turn a scored segment into training samples.
 
@@ -202,39 +243,39 @@ def build_samples(
         chat: The base model's tokenizer and template.
         tokenizer_digest: Of the base model.
         template_digest: Of the base model.
-        max_sequence_tokens: Longer sequences lose leading messages.
-        on_mismatch: What to do with turns recorded under another tokenizer or template:
-            ``refuse`` raises, ``rerender`` uses their text and drops their ids and
-            log-probabilities.
+        rules: How.
 
     Returns:
         The samples, or why there are none: ``untrainable`` with the scorer's reason, no
         replies, messages the template cannot render, ids of another tokenizer, rewards that
-        are no usable numbers, replies without tokens or too long even without history.
+        are no usable numbers, replies without tokens, cut off, or too long even without history.
 
     Raises:
-        LearnerError: A digest differs and `on_mismatch` is ``refuse``.
+        LearnerError: A digest differs and `rules.on_mismatch` is ``refuse``.
     """
     segment = scored.segment
-    if not scored.trainable:
+    if not teaches(scored, rules.hint):
         return BuiltSamples(skipped=f"untrainable: {scored.untrainable_reason or 'not said'}")
     if not segment.steps:
         return BuiltSamples(skipped="no replies on the continued branch")
     steps = [
-        _checked(step, tokenizer_digest, template_digest, on_mismatch) for step in segment.steps
+        _checked(step, tokenizer_digest, template_digest, rules.on_mismatch)
+        for step in segment.steps
     ]
-    rewards = {reward.turn_id: reward.reward for reward in scored.rewards}
+    rewards = {reward.turn_id: reward for reward in scored.rewards}
     for turn_id, reward in rewards.items():
-        if not abs(reward) <= MAX_REWARD:
-            return BuiltSamples(skipped=f"turn {turn_id} has the reward {reward}")
+        if not abs(reward.reward) <= MAX_REWARD:
+            return BuiltSamples(skipped=f"turn {turn_id} has the reward {reward.reward}")
     try:
-        parts = list(_Builder(chat, steps, rewards, max_sequence_tokens).parts())
+        builder = _Builder(chat, steps, rewards, rules)
+        parts = list(builder.parts())
     except ModelError as error:
         return BuiltSamples(skipped=str(error))
     if not parts:
         return BuiltSamples(
-            skipped="no reply has tokens and fits, with the message it answers, into "
-            f"{max_sequence_tokens} tokens"
+            skipped=_nothing_left(builder, rules),
+            too_long=builder.too_long,
+            interrupted=builder.interrupted,
         )
     whole = len(parts) == 1
     ended = segment.closed_by in TERMINAL
@@ -250,16 +291,28 @@ def build_samples(
                 truncated=part.truncated,
             )
             for number, part in enumerate(parts)
-        )
+        ),
+        too_long=builder.too_long,
+        interrupted=builder.interrupted,
     )
+
+
+def _nothing_left(builder: _Builder, rules: BuildRules) -> str:
+    if builder.too_long:
+        return (
+            f"no reply fits, with the message it answers, into {rules.max_sequence_tokens} tokens"
+        )
+    return "every reply was cut off" if builder.interrupted else "no reply has tokens"
 
 
 @dataclass(slots=True)
 class _Part:
-    token_ids: list[int]
-    turns: list[Turn]
+    """A sample in the making; `last_step` is the last one in it, before the first if none is."""
+
     last_step: int
-    truncated: bool = False
+    truncated: bool
+    token_ids: list[int] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,11 +320,13 @@ class _Rendered:
     """The template's text around one reply.
 
     Args:
+        messages: What the reply answers.
         prompt: Up to where the reply begins.
         reply: The reply's own text.
         closing: What follows the reply up to the end of its message.
     """
 
+    messages: Sequence[Mapping[str, Any]]
     prompt: str
     reply: str
     closing: str
@@ -284,18 +339,21 @@ class _Builder:
         self,
         chat: Chat,
         steps: Sequence[Step],
-        rewards: Mapping[str, float],
-        max_sequence_tokens: int,
+        rewards: Mapping[str, StepReward],
+        rules: BuildRules,
     ) -> None:
         self._chat = chat
         self._steps = steps
         self._rewards = rewards
-        self._limit = max_sequence_tokens
+        self._rules = rules
+        self._limit = rules.max_sequence_tokens
         self._vocabulary = chat.vocabulary_size
         self._end_text = chat.decode([chat.eos_token_id], skip_special_tokens=False)
         self._messages: list[dict[str, Any]] = []
         self._replies: list[int] = []
         self._first_rendered: tuple[int, ...] | None = None
+        self.interrupted = sum(_is_interrupted(step, rules.interrupted) for step in steps)
+        self.too_long = 0
         for step in steps:
             self._messages.extend(_for_chat(message) for message in step.context)
             self._replies.append(len(self._messages))
@@ -306,43 +364,51 @@ class _Builder:
         begin = 0
         while begin < len(self._steps):
             part = self._fit(begin)
-            if part is not None and part.turns:
+            if part is None:
+                self.too_long += 1
+                begin += 1
+                continue
+            if part.turns:
                 yield part
-            begin = part.last_step + 1 if part is not None else begin + 1
+            begin = part.last_step + 1
 
     def _fit(self, begin: int) -> _Part | None:
-        """The part that starts at step `begin`; with less context, or less steps, if need be."""
-        whole = self._sequence(begin, begin_message=0, stop=len(self._steps) - 1)
-        if len(whole.token_ids) <= self._limit:
-            return whole
-        for stop in range(whole.last_step, begin - 1, -1):
-            for begin_message in self._cuts(stop):
-                first = max(begin, self._first_step_after(begin_message))
-                part = self._sequence(
-                    first, begin_message=begin_message, stop=stop, limit=self._limit
-                )
-                if len(part.token_ids) <= self._limit:
-                    return part
+        """The part that starts at step `begin`, with less context if need be; None if that
+        step's reply does not fit with any."""
+        part = self._sequence(begin, 0)
+        if part.last_step >= begin:
+            return part
+        cut = self._cut(begin)
+        return None if cut is None else self._sequence(begin, cut)
+
+    def _cut(self, step: int) -> int | None:
+        """The user's message at which the context of a part that starts at `step` begins.
+
+        The oldest with which the prompt fills no more than half the limit, so that replies to
+        come find room; else the oldest with which the reply fits at all.
+        """
+        cuts = [i for i in range(1, self._replies[step]) if self._messages[i]["role"] == Role.USER]
+        for most in (self._limit // 2, self._limit):
+            place = bisect_left(cuts, True, key=self._fits(step, most))
+            if place < len(cuts):
+                return cuts[place]
         return None
 
-    def _cuts(self, last_step: int) -> Iterator[int]:
-        """Messages a shortened conversation may begin with: those of users, oldest first."""
-        for index in range(1, self._replies[last_step]):
-            if self._messages[index]["role"] == Role.USER:
-                yield index
+    def _fits(self, step: int, most: int) -> Callable[[int], bool]:
+        """Whether the step's prompt from a message on has at most `most` tokens and the reply
+        fits behind it: once True, True for every later message."""
 
-    def _first_step_after(self, message: int) -> int:
-        return sum(reply < message for reply in self._replies)
+        def fits(message: int) -> bool:
+            rendered = self._render(step, message)
+            prompt = len(self._chat.encode(rendered.prompt))
+            return prompt <= most and prompt + len(self._reply_ids(step, rendered)) <= self._limit
 
-    def _sequence(
-        self, begin: int, *, begin_message: int, stop: int, limit: int | None = None
-    ) -> _Part:
-        """Steps from `begin` to `stop` in one sequence, as far as one can be true to them.
+        return fits
 
-        With a `limit`, what is longer ends as soon as that shows.
-        """
-        part = _Part([], [], begin, truncated=begin_message > 0)
-        for index in range(begin, stop + 1):
+    def _sequence(self, begin: int, begin_message: int) -> _Part:
+        """As many steps from `begin` on as one sequence can be true to and the limit allows."""
+        part = _Part(begin - 1, truncated=begin_message > 0)
+        for index in range(begin, len(self._steps)):
             rendered = self._render(index, begin_message)
             reply = self._reply_ids(index, rendered)
             if reply:
@@ -351,11 +417,11 @@ class _Builder:
                 if list(prompt[:known]) != part.token_ids:
                     log.debug("a new sample begins turn_id=%s", self._steps[index].turn_id)
                     break
+                if len(prompt) + len(reply) > self._limit:
+                    break
                 part.token_ids.extend(prompt[known:])
-                self._append_reply(part, index, reply)
+                self._append_reply(part, index, reply, rendered)
             part.last_step = index
-            if limit is not None and len(part.token_ids) > limit:
-                break
         return part
 
     def _prompt_ids(self, index: int, rendered: _Rendered, truncated: bool) -> Sequence[int]:
@@ -385,8 +451,10 @@ class _Builder:
 
     def _reply_ids(self, index: int, rendered: _Rendered) -> tuple[int, ...]:
         """A reply's tokens: the sampled ones, else those of its text, with the end of turn if
-        it ended itself."""
+        it ended itself; none if it is context only."""
         step = self._steps[index]
+        if _is_interrupted(step, self._rules.interrupted):
+            return ()
         if step.token_ids:
             self._require_known(step.token_ids, step)
             return step.token_ids
@@ -395,20 +463,42 @@ class _Builder:
             ids = (*ids, self._chat.eos_token_id)
         return ids
 
-    def _append_reply(self, part: _Part, index: int, ids: Sequence[int]) -> None:
+    def _append_reply(
+        self, part: _Part, index: int, ids: Sequence[int], rendered: _Rendered
+    ) -> None:
         step = self._steps[index]
         start = len(part.token_ids)
+        reward = self._rewards.get(step.turn_id)
+        teacher = self._teacher_prompt(step, reward, part.token_ids, rendered)
+        if teacher is not None and len(teacher) + len(ids) > self._limit:
+            teacher = None
         part.token_ids.extend(ids)
         part.turns.append(
             Turn(
                 turn_id=step.turn_id,
                 start=start,
                 end=start + len(ids),
-                reward=self._rewards.get(step.turn_id, 0.0),
+                reward=0.0 if reward is None else reward.reward,
                 temperature=_temperature(step),
                 policy_version=step.policy_version,
                 behaviour_logprobs=None if part.truncated else _behaviour(step),
+                teacher_prompt=teacher,
             )
+        )
+
+    def _teacher_prompt(
+        self,
+        step: Step,
+        reward: StepReward | None,
+        prompt: Sequence[int],
+        rendered: _Rendered,
+    ) -> tuple[int, ...] | None:
+        rules = self._rules
+        hint = None if rules.hint is None else hint_of(step, reward, rules.hint)
+        if hint is None:
+            return None
+        return teacher_prompt(
+            self._chat, rendered.messages, prompt, hint, max_hint_tokens=rules.max_hint_tokens
         )
 
     def _require_known(self, ids: Sequence[int], step: Step) -> None:
@@ -429,17 +519,25 @@ class _Builder:
         if not whole.startswith(prompt):
             # The template shows this reply otherwise than it was generated; it can be trained
             # on as it was.
-            return _Rendered(prompt, str(self._messages[reply]["content"]), self._end_text)
+            content = str(self._messages[reply]["content"])
+            return _Rendered(before, prompt, content, self._end_text)
         rest = whole[len(prompt) :]
         end = rest.rfind(self._end_text)
         if end < 0:
             content = str(self._messages[reply]["content"])
             end = len(content) if rest.startswith(content) else len(rest)
-        return _Rendered(prompt, rest[:end], rest[end:])
+        return _Rendered(before, prompt, rest[:end], rest[end:])
 
     def _leading_system(self, begin_message: int) -> list[dict[str, Any]]:
         first = self._messages[0]
         return [first] if begin_message > 0 and first["role"] == Role.SYSTEM else []
+
+
+def _is_interrupted(step: Step, interrupted: Interrupted) -> bool:
+    """Whether somebody else ended a reply that had begun, so that it is context only."""
+    reason = step.finish_reason
+    cut = reason in _BROKEN or (reason in _HUNG_UP and interrupted == "skip")
+    return cut and bool(step.token_ids or step.reply)
 
 
 def _checked(
@@ -493,7 +591,9 @@ def _behaviour(step: Step) -> tuple[float, ...] | None:
 __all__ = [
     "GREEDY_BELOW",
     "MAX_REWARD",
+    "BuildRules",
     "BuiltSamples",
+    "Interrupted",
     "OnMismatch",
     "TERMINAL",
     "TrainingSample",

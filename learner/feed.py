@@ -123,6 +123,7 @@ class Feed:
         self._lock = threading.Lock()
         self._stopping = stopping
         self._failure: ClawstreamError | None = None
+        self._uses_of: Callable[[Iterable[str]], Mapping[str, int]] = lambda _: {}
         self._thread = threading.Thread(target=self._run, name="learner-feed", daemon=True)
 
     def start(
@@ -144,6 +145,7 @@ class Feed:
             LearnerError: The topic ends before the checkpoint, or lacks one of its
                 partitions: it is another topic.
         """
+        self._uses_of = uses_of
         try:
             wanted = self._start_positions(checkpoint)
             if checkpoint is not None:
@@ -316,12 +318,27 @@ class Feed:
                     arrived.append((_ref(message), scored))
         if not self._bury(rejected):
             return
+        past_uses = self._past_uses([scored for _, scored in arrived])
         with self._lock:
             for ref, scored in arrived:
-                self._arrivals[self._window.add(ref, scored).value] += 1
+                uses = past_uses.get(scored.segment.segment_id, 0)
+                self._arrivals[self._window.add(ref, scored, past_uses=uses).value] += 1
             for message in records:
                 self._positions[message.partition()] = message.offset() + 1
             self._arrivals["dead_letter"] += len(rejected)
+
+    def _past_uses(self, arrived: Sequence[ScoredSegment]) -> Mapping[str, int]:
+        """How often versions used the segments of which a revision comes back.
+
+        The window forgets the uses of what leaves it; a start would know them from the
+        registry, so a running learner asks as well.
+        """
+        returning = [
+            scored.segment.segment_id
+            for scored in arrived
+            if scored.segment.revision > 0 and scored.segment.segment_id not in self._window
+        ]
+        return self._uses_of(returning) if returning else {}
 
     def _is_record(self, message: Any) -> bool:
         """False if it is news of the partition.

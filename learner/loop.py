@@ -13,6 +13,7 @@ import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +21,7 @@ import torch
 
 from learner.checkpoint import LearnerState, pack_rng, unpack_rng
 from learner.feed import Feed, FeedStatus, Sealed
+from learner.hints import teaches
 from learner.kafka import KafkaWriter, connect_consumer, connect_writer
 from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
 from learner.schedule import Rules, Schedule, Trigger
@@ -34,6 +36,9 @@ from streams.serde import Codec, build_codec
 from streams.settings import LearnerSettings, Settings
 
 log = logging.getLogger(__name__)
+
+STALE_METRIC = "stale/dropped_share"
+"""Explained with the trainer's metrics in ``learner.ppo.diagnostics``."""
 
 _POLL_S = 0.2
 _PROGRESS_MS = 10_000
@@ -282,7 +287,7 @@ class Learner:
         trained: Trained,
     ) -> FinishedUpdate:
         return FinishedUpdate(
-            metrics=trained.metrics,
+            metrics={**trained.metrics, STALE_METRIC: sealed.snapshot.stale_share},
             optimizer_step=trained.optimizer_step,
             used=tuple(c for c in drawn if c.scored.segment.segment_id in trained.used),
             since=course.since,
@@ -392,6 +397,7 @@ def _make_feed(settings: Settings, links: _Links) -> Feed:
         max_segments=learner.window_segments,
         max_tokens=learner.window_tokens,
         max_uses=learner.max_updates_per_segment,
+        teaches=partial(teaches, source=learner.hint),
     )
     return Feed(
         consumer=connect_consumer(settings.kafka, links.bootstrap),

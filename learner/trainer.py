@@ -1,4 +1,4 @@
-"""PPO behind the loop's ``Trainer`` protocol: segments to samples, samples to an update."""
+"""The updates behind the loop's ``Trainer`` protocol: segments to samples, samples to an update."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from learner.batch import TrainingSample, build_samples
+from learner.batch import BuildRules, BuiltSamples, build_samples
 from learner.loop import Trained
 from learner.model import BaseModel, load_base
 from learner.publish import BaseIdentity
@@ -38,7 +38,13 @@ class PpoTrainer:
         self._settings = settings
         self._model_settings = model_settings
         self._updater = PpoUpdater(base, settings, model_settings)
-        self._max_sequence_tokens = _sequence_limit(base, settings)
+        self._rules = BuildRules(
+            max_sequence_tokens=_sequence_limit(base, settings),
+            on_mismatch=settings.digest_mismatch,
+            interrupted=settings.interrupted_replies,
+            hint=settings.hint,
+            max_hint_tokens=settings.opd_max_hint_tokens,
+        )
 
     @property
     def base(self) -> BaseIdentity:
@@ -65,7 +71,10 @@ class PpoTrainer:
             LearnerError: As ``PpoUpdater.update``; nothing has changed.
             UpdateStoppedError: ``should_stop`` said so; nothing has changed.
         """
-        samples = [sample for scored in segments for sample in self._samples(scored)]
+        built = [self._built(scored) for scored in segments]
+        samples = [sample for one in built for sample in one.samples]
+        if self._settings.mode == "opd":
+            samples = [sample for sample in samples if any(t.teacher_prompt for t in sample.turns)]
         if not samples:
             return None
         result = self._updater.update(
@@ -74,8 +83,12 @@ class PpoTrainer:
             load_version=adapter_of,
             should_stop=should_stop,
         )
+        left_out = {
+            "batch/turns_too_long": float(sum(one.too_long for one in built)),
+            "batch/turns_interrupted": float(sum(one.interrupted for one in built)),
+        }
         return Trained(
-            metrics=result.metrics,
+            metrics={**result.metrics, **left_out},
             optimizer_step=result.optimizer_step,
             used=frozenset(sample.segment_id for sample in samples),
         )
@@ -92,7 +105,7 @@ class PpoTrainer:
         """See ``PpoUpdater.save_adapter``."""
         self._updater.save_adapter(folder)
 
-    def _samples(self, scored: ScoredSegment) -> Sequence[TrainingSample]:
+    def _built(self, scored: ScoredSegment) -> BuiltSamples:
         segment = scored.segment
         try:
             built = build_samples(
@@ -100,16 +113,21 @@ class PpoTrainer:
                 self._base.chat,
                 tokenizer_digest=self._base.tokenizer_digest,
                 template_digest=self._base.template_digest,
-                max_sequence_tokens=self._max_sequence_tokens,
-                on_mismatch=self._settings.digest_mismatch,
+                rules=self._rules,
             )
         except LearnerError as error:
             # One segment of another model must not keep the others from being learned from.
             log.warning("segment left out segment_id=%s reason=%s", segment.segment_id, error)
-            return ()
+            return BuiltSamples(skipped=str(error))
         if built.skipped is not None:
             log.info("segment left out segment_id=%s reason=%s", segment.segment_id, built.skipped)
-        return built.samples
+        elif built.too_long:
+            log.warning(
+                "replies left out segment_id=%s too_long=%d limit=%d: raise "
+                "learner.max_sequence_tokens to learn from them",
+                segment.segment_id, built.too_long, self._rules.max_sequence_tokens,
+            )  # fmt: skip
+        return built
 
 
 def _sequence_limit(base: BaseModel, settings: LearnerSettings) -> int:

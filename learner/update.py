@@ -1,14 +1,18 @@
-"""One PPO update of a policy that is a LoRA adapter on a base model.
+"""One update of a policy that is a LoRA adapter on a base model.
 
-What is decided here, and why:
+All modes run through the same steps with the same clipped loss; what differs is where
+advantages come from (`learner.targets`). What is decided here, and why:
 
 * The *reference* policy is the bare base model (adapter off), also when training goes on from
   an adapter: what the penalty anchors to does not move with restarts.
 * The KL to it is part of the reward, per token, estimator k1: unbiased, and advantages then
-  know what drifting costs. The loss has no KL term.
+  know what drifting costs. Without a critic it is taken off the token's own advantage. The
+  loss has no KL term.
 * *Old* log-probabilities are computed at the start of the update in the very micro-batches
   in which the first epoch trains, so that its ratios are exactly 1.
-* Stale data: the clipped ratio is new to old; old to behaviour is a truncated constant weight.
+* Stale data: the clipped ratio is new to old; old to behaviour is a truncated constant weight
+  (or, if so set, the clipped ratio is new to behaviour).
+* The teacher of mode ``opd`` is the policy before the update, which has read the hint.
 * Losses are means over the minibatch's tokens, however it is cut into micro-batches.
 * The norms of the adapter's and the value head's gradients are clipped apart: the head's is
   larger by orders of magnitude at first, and would scale the policy's away.
@@ -21,9 +25,8 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,13 @@ from learner.adapters import fill_adapter, read_config, read_weights, save_adapt
 from learner.batch import TrainingSample
 from learner.model import BaseModel
 from learner.policy import PolicyNetwork, Scores, TokenRow
-from learner.ppo.advantages import Advantages, gae
-from learner.ppo.diagnostics import effective_sample_size, explained_variance
-from learner.ppo.kl import KlEstimator, estimate_kl, k3, penalised_rewards
-from learner.ppo.losses import PolicyLoss, ValueLoss, importance_weights, policy_loss, value_loss
-from learner.ppo.masks import aggregate, masked_fill, masked_mean, masked_sum, masked_var, whiten
+from learner.ppo.kl import KlEstimator, estimate_kl
+from learner.ppo.losses import PolicyLoss, ValueLoss, policy_loss, value_loss
+from learner.ppo.masks import aggregate, masked_mean
+from learner.rates import rate_factor
+from learner.rollout import Rollout, TeacherRow, missing_by_version, spread, teacher_rows
+from learner.targets import Targets, make_targets, rollout_metrics, sample_metrics
+from learner.totals import Totals
 from streams.errors import ArtifactError, LearnerError, RegistryError, UpdateStoppedError
 from streams.settings import LearnerSettings, ModelSettings
 
@@ -241,11 +246,11 @@ class PpoUpdater:
         lengths = [len(sample.token_ids) for sample in samples]
         plan = self._plan(lengths, generator)
         micro_batches = [micro for minibatch in plan for micro in minibatch]
-        # 2. Score them as they are: frozen layers, reference, old policy, behaviour.
+        # 2. Score them as they are: frozen layers, reference, old policy, teacher, behaviour.
         rows = self._rows(samples, micro_batches)
         rollout = self._score_all(samples, rows, micro_batches, current_version, load_version)
-        # 3. Rewards and values become advantages.
-        targets = self._targets(rollout)
+        # 3. What they say becomes advantages, as the mode wants.
+        targets = make_targets(rollout, self._settings)
         # 4. Train.
         self._set_learning_rates()
         totals = self._train(rows, rollout, targets, plan, lengths, generator)
@@ -256,9 +261,9 @@ class PpoUpdater:
         metrics = {
             **self._charts(),
             **moved,
-            **_sample_metrics(samples, rollout),
-            **_rollout_metrics(rollout, targets, self._settings),
-            **totals.metrics(),
+            **sample_metrics(samples, rollout),
+            **rollout_metrics(rollout, targets, self._settings),
+            **totals.metrics(critic=targets.critic is not None),
         }
         return UpdateResult(
             metrics=metrics,
@@ -285,9 +290,9 @@ class PpoUpdater:
         if self.network.shares_frozen_layers:
             for micro in micro_batches:
                 self._go_on_or_stop()
-                states = self.network.frozen_states([rows[index] for index in micro])
-                for index, state in zip(micro, states, strict=True):
-                    rows[index] = replace(rows[index], states=state)
+                finished = self._with_states([rows[index] for index in micro])
+                for index, row in zip(micro, finished, strict=True):
+                    rows[index] = row
         return rows
 
     def _score_all(
@@ -297,33 +302,65 @@ class PpoUpdater:
         micro_batches: Sequence[Sequence[int]],
         current_version: int | None,
         load_version: LoadVersion | None,
-    ) -> _Rollout:
-        rollout = _Rollout.of(samples, self.network.device)
+    ) -> Rollout:
+        rollout = Rollout.of(samples, self.network.device)
         with torch.no_grad():
             for micro in micro_batches:
                 self._go_on_or_stop()
                 some = [rows[index] for index in micro]
                 mask = rollout.loss_mask[micro]
                 reference = self.network.score(some, reference=True)
-                rollout.reference_logprobs[micro] = _spread(reference.logprobs, mask)
+                rollout.reference_logprobs[micro] = spread(reference.logprobs, mask)
                 old = self.network.score(some)
-                rollout.old_logprobs[micro] = _spread(old.logprobs, mask)
-                rollout.old_values[micro] = _spread(old.values, mask)
-                rollout.entropies[micro] = _spread(old.entropies, mask)
+                rollout.old_logprobs[micro] = spread(old.logprobs, mask)
+                rollout.old_values[micro] = spread(old.values, mask)
+                rollout.entropies[micro] = spread(old.entropies, mask)
                 rollout.final_values[micro] = old.final_values
+            if self._settings.mode_weights[2]:
+                self._ask_teacher(samples, rollout)
             self._recompute_behaviour(samples, rows, rollout, current_version, load_version)
         return rollout
+
+    def _ask_teacher(self, samples: Sequence[TrainingSample], rollout: Rollout) -> None:
+        """Fill in what the teacher, which has read the hints, thinks of the replies."""
+        rows, size = teacher_rows(samples), self._settings.micro_batch_segments
+        for start in range(0, len(rows), size):
+            self._go_on_or_stop()
+            some = rows[start : start + size]
+            scores = self.network.score(
+                self._with_states([self._teacher_row(row) for row in some]),
+                reference=self._settings.opd_teacher == "reference",
+            )
+            lengths = [len(row.token_ids) - row.start for row in some]
+            for row, logprobs in zip(some, torch.split(scores.logprobs, lengths), strict=True):
+                rollout.teacher_logprobs[row.sample, row.columns] = logprobs
+                rollout.taught[row.sample, row.columns] = True
+
+    def _teacher_row(self, row: TeacherRow) -> TokenRow:
+        length = len(row.token_ids)
+        device = self.network.device
+        return TokenRow(
+            token_ids=torch.tensor(row.token_ids, device=device),
+            positions=torch.arange(row.start, length, device=device),
+            temperatures=torch.full((length - row.start,), row.temperature, device=device),
+        )
+
+    def _with_states(self, rows: Sequence[TokenRow]) -> list[TokenRow]:
+        if not self.network.shares_frozen_layers:
+            return list(rows)
+        states = self.network.frozen_states(rows)
+        return [replace(row, states=state) for row, state in zip(rows, states, strict=True)]
 
     def _recompute_behaviour(
         self,
         samples: Sequence[TrainingSample],
         rows: Sequence[TokenRow],
-        rollout: _Rollout,
+        rollout: Rollout,
         current_version: int | None,
         load_version: LoadVersion | None,
     ) -> None:
         """Fill in log-probabilities that did not come with their turns, where that can be done."""
-        for version, wanted in _missing_by_version(samples, rollout).items():
+        for version, wanted in missing_by_version(samples, rollout).items():
             if version == current_version:
                 logprobs = rollout.old_logprobs
             elif version == BASE_VERSION:
@@ -354,7 +391,7 @@ class PpoUpdater:
         self,
         tensors: Mapping[str, Tensor],
         rows: Sequence[TokenRow],
-        rollout: _Rollout,
+        rollout: Rollout,
         wanted: Tensor,
     ) -> Tensor:
         """Log-probabilities under other adapter weights, of the samples that `wanted` touches."""
@@ -369,49 +406,21 @@ class PpoUpdater:
                 self._go_on_or_stop()
                 micro = touched[start : start + size]
                 scores = self.network.score([rows[index] for index in micro])
-                logprobs[micro] = _spread(scores.logprobs, rollout.loss_mask[micro])
+                logprobs[micro] = spread(scores.logprobs, rollout.loss_mask[micro])
         finally:
             fill_adapter(self.network.model, own)
         return logprobs
 
-    def _targets(self, rollout: _Rollout) -> _Targets:
-        settings, mask = self._settings, rollout.loss_mask
-        kl = estimate_kl(rollout.old_logprobs, rollout.reference_logprobs, mask, "k1")
-        rewards = penalised_rewards(rollout.rewards, kl, mask, kl_coef=settings.kl_coef)
-        raw = gae(
-            rewards,
-            rollout.old_values,
-            mask,
-            gamma=settings.gamma,
-            gae_lambda=settings.gae_lambda,
-            bootstrap=masked_fill(rollout.final_values, ~rollout.terminal),
-        )
-        advantages = whiten(raw.advantages, mask) if settings.whiten_advantages else raw.advantages
-        importance = importance_weights(
-            rollout.old_logprobs,
-            rollout.behaviour_logprobs,
-            rollout.known,
-            cap=settings.importance_weight_cap,
-        )
-        asymmetry = torch.where(advantages < 0, settings.negative_advantage_weight, 1.0)
-        return _Targets(
-            raw=raw,
-            advantages=advantages,
-            reference_kl=kl,
-            importance=importance,
-            weights=importance * asymmetry,
-        )
-
     def _train(
         self,
         rows: Sequence[TokenRow],
-        rollout: _Rollout,
-        targets: _Targets,
+        rollout: Rollout,
+        targets: Targets,
         first_plan: _Plan,
         lengths: Sequence[int],
         generator: torch.Generator,
-    ) -> _Totals:
-        totals = _Totals()
+    ) -> Totals:
+        totals = Totals()
         for epoch in range(self._settings.epochs):
             plan = first_plan if epoch == 0 else self._plan(lengths, generator)
             totals.begin_epoch()
@@ -428,10 +437,10 @@ class PpoUpdater:
     def _accumulate(
         self,
         rows: Sequence[TokenRow],
-        rollout: _Rollout,
-        targets: _Targets,
+        rollout: Rollout,
+        targets: Targets,
         minibatch: Sequence[Sequence[int]],
-        totals: _Totals,
+        totals: Totals,
     ) -> float:
         """Gradient of the minibatch's mean loss; returns its approximate KL (k3, old to new)."""
         settings = self._settings
@@ -441,33 +450,48 @@ class PpoUpdater:
             self._go_on_or_stop()
             mask = rollout.loss_mask[micro]
             scores = self.network.score([rows[index] for index in micro])
+            logprobs = spread(scores.logprobs, mask)
             policy = policy_loss(
-                _spread(scores.logprobs, mask),
-                rollout.old_logprobs[micro],
+                logprobs,
+                targets.anchor_logprobs[micro],
                 targets.advantages[micro],
                 mask,
                 clip_low=settings.clip_coef,
                 clip_high=settings.clip_coef_high or settings.clip_coef,
-                dual_clip=settings.dual_clip,
+                dual_clip=self._dual_clip(),
                 weights=targets.weights[micro],
             )
-            value = value_loss(
-                _spread(scores.values, mask),
-                rollout.old_values[micro],
-                targets.raw.returns[micro],
-                mask,
-                value_clip=settings.value_clip,
-            )
+            value = self._value_loss(scores, rollout, targets, micro)
             loss = self._mean_loss(policy, value, scores, mask, tokens)
             loss.backward()  # type: ignore[no-untyped-call]
-            kl_sum += totals.add(policy, value, mask)
+            kl_sum += totals.add(policy, value, logprobs, rollout.old_logprobs[micro], mask)
         return kl_sum / max(tokens, 1.0)
+
+    def _dual_clip(self) -> float:
+        """Bound of the ratio for bad tokens; the ratio to the behaviour policy is truncated."""
+        settings = self._settings
+        if settings.stale_objective == "behaviour":
+            return min(settings.dual_clip, settings.importance_weight_cap)
+        return settings.dual_clip
+
+    def _value_loss(
+        self, scores: Scores, rollout: Rollout, targets: Targets, micro: Sequence[int]
+    ) -> ValueLoss | None:
+        if targets.critic is None:
+            return None
+        return value_loss(
+            spread(scores.values, rollout.loss_mask[micro]),
+            rollout.old_values[micro],
+            targets.critic.returns[micro],
+            rollout.loss_mask[micro],
+            value_clip=self._settings.value_clip,
+        )
 
     @torch.no_grad()
     def _moved(
         self,
         rows: Sequence[TokenRow],
-        rollout: _Rollout,
+        rollout: Rollout,
         micro_batches: Sequence[Sequence[int]],
     ) -> dict[str, float]:
         """KL of the policy before the update to the one it has become."""
@@ -476,7 +500,7 @@ class PpoUpdater:
         for micro in micro_batches:
             self._go_on_or_stop()
             scores = self.network.score([rows[index] for index in micro])
-            logprobs[micro] = _spread(scores.logprobs, mask[micro])
+            logprobs[micro] = spread(scores.logprobs, mask[micro])
         estimators: tuple[KlEstimator, ...] = ("k1", "k3")
         return {
             f"kl/update_{name}": float(
@@ -486,17 +510,23 @@ class PpoUpdater:
         }
 
     def _mean_loss(
-        self, policy: PolicyLoss, value: ValueLoss, scores: Scores, mask: Tensor, tokens: float
+        self,
+        policy: PolicyLoss,
+        value: ValueLoss | None,
+        scores: Scores,
+        mask: Tensor,
+        tokens: float,
     ) -> Tensor:
         settings = self._settings
         loss = aggregate(policy.losses, mask, total=tokens)
-        loss = loss + settings.vf_coef * aggregate(value.losses, mask, total=tokens)
+        if value is not None:
+            loss = loss + settings.vf_coef * aggregate(value.losses, mask, total=tokens)
         if settings.ent_coef:
-            entropies = _spread(scores.entropies, mask)
+            entropies = spread(scores.entropies, mask)
             loss = loss - settings.ent_coef * aggregate(entropies, mask, total=tokens)
         return loss
 
-    def _step(self, totals: _Totals) -> None:
+    def _step(self, totals: Totals) -> None:
         norms = [
             float(nn.utils.clip_grad_norm_(group["params"], self._settings.max_grad_norm))
             for group in self._optimizer.param_groups
@@ -514,9 +544,11 @@ class PpoUpdater:
     # --- small things ---------------------------------------------------------------------
 
     def _set_learning_rates(self) -> None:
-        factor = decay_factor(
+        factor = rate_factor(
             self._updates,
+            schedule=self._settings.learning_rate_schedule,
             decay_updates=self._settings.learning_rate_decay_updates,
+            warmup_updates=self._settings.learning_rate_warmup_updates,
             floor=self._settings.learning_rate_floor / self._settings.learning_rate,
         )
         rates = (self._settings.learning_rate, self._settings.value_learning_rate)
@@ -549,211 +581,8 @@ def _never() -> bool:
     return False
 
 
-def decay_factor(updates: int, *, decay_updates: int, floor: float) -> float:
-    """``max(1 - updates / decay_updates, floor)``: linear decay of a learning rate.
-
-    Args:
-        updates: Updates made before this one.
-        decay_updates: After how many it would be 0.
-        floor: The share of the rate that stays; more than 1 counts as 1.
-    """
-    return max(1.0 - updates / decay_updates, min(floor, 1.0))
-
-
 _Plan = list[list[list[int]]]
 """Minibatches of micro-batches of sample indices."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Rollout:
-    """What is known before training, ``[samples, tokens]`` with chosen tokens only.
-
-    All are filled in by the updater, in place, before training begins.
-    """
-
-    loss_mask: Tensor
-    rewards: Tensor
-    behaviour_logprobs: Tensor
-    given: Tensor
-    recomputed: Tensor
-    old_logprobs: Tensor
-    reference_logprobs: Tensor
-    old_values: Tensor
-    entropies: Tensor
-    final_values: Tensor
-    terminal: Tensor
-
-    @property
-    def known(self) -> Tensor:
-        """Bool: the behaviour policy's log-probability is known."""
-        return self.given | self.recomputed
-
-    @classmethod
-    def of(cls, samples: Sequence[TrainingSample], device: torch.device) -> _Rollout:
-        shape = (len(samples), max(len(sample.positions) for sample in samples))
-
-        def matrix(rows: Sequence[Sequence[float]]) -> Tensor:
-            out = torch.zeros(shape, dtype=torch.float32)
-            for index, row in enumerate(rows):
-                out[index, : len(row)] = torch.tensor(row, dtype=torch.float32)
-            return out.to(device)
-
-        def empty() -> Tensor:
-            return torch.zeros(shape, dtype=torch.float32, device=device)
-
-        return cls(
-            loss_mask=matrix([[1.0] * len(s.positions) for s in samples]).bool(),
-            rewards=matrix([s.rewards for s in samples]),
-            behaviour_logprobs=matrix([s.behaviour_logprobs for s in samples]),
-            given=matrix([s.behaviour_mask for s in samples]).bool(),
-            recomputed=empty().bool(),
-            old_logprobs=empty(),
-            reference_logprobs=empty(),
-            old_values=empty(),
-            entropies=empty(),
-            final_values=torch.zeros(len(samples), device=device),
-            terminal=torch.tensor([s.terminal for s in samples], device=device),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class _Targets:
-    """What training aims at, ``[samples, tokens]`` each."""
-
-    raw: Advantages
-    advantages: Tensor
-    reference_kl: Tensor
-    importance: Tensor
-    weights: Tensor
-
-
-@dataclass(slots=True)
-class _Totals:
-    """Sums over an update's minibatches, made into means in the end."""
-
-    sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    epoch_sums: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    tokens: float = 0.0
-    epoch_tokens: float = 0.0
-    epochs: int = 0
-    steps: int = 0
-    initial_ratio_error: float = 0.0
-    early_stop: bool = False
-
-    def begin_epoch(self) -> None:
-        self.epochs += 1
-        self.epoch_tokens = 0.0
-        self.epoch_sums.clear()
-
-    def add(self, policy: PolicyLoss, value: ValueLoss, mask: Tensor) -> float:
-        """Count a micro-batch; returns the sum of its tokens' approximate KL (k3)."""
-        with torch.no_grad():
-            tokens = float(mask.sum())
-            self.tokens += tokens
-            self.epoch_tokens += tokens
-            self.sums["policy_loss"] += float(policy.losses.detach().sum())
-            self.sums["value_loss"] += float(value.losses.detach().sum())
-            self.sums["clipfrac"] += float(policy.clipped.sum())
-            self.sums["dual_clipfrac"] += float(policy.dual_clipped.sum())
-            self.sums["value_clipfrac"] += float(value.clipped.sum())
-            log_ratio = policy.log_ratio.detach()
-            approx_kl = float(k3(torch.zeros_like(log_ratio), log_ratio).sum())
-            self.epoch_sums["old_approx_kl"] += float(-log_ratio.sum())
-            self.epoch_sums["approx_kl"] += approx_kl
-            if self.steps == 0:
-                error = float((policy.ratio.detach() - 1.0).abs().max())
-                self.initial_ratio_error = max(self.initial_ratio_error, error)
-            return approx_kl
-
-    def stepped(self, adapter_norm: float, value_norm: float) -> None:
-        self.steps += 1
-        self.sums["grad_norm"] += adapter_norm
-        self.sums["value_grad_norm"] += value_norm
-
-    def metrics(self) -> dict[str, float]:
-        tokens, epoch_tokens = max(self.tokens, 1.0), max(self.epoch_tokens, 1.0)
-        steps = max(self.steps, 1)
-        return {
-            "losses/policy_loss": self.sums["policy_loss"] / tokens,
-            "losses/value_loss": self.sums["value_loss"] / tokens,
-            "losses/clipfrac": self.sums["clipfrac"] / tokens,
-            "losses/dual_clipfrac": self.sums["dual_clipfrac"] / tokens,
-            "losses/value_clipfrac": self.sums["value_clipfrac"] / tokens,
-            "losses/old_approx_kl": self.epoch_sums["old_approx_kl"] / epoch_tokens,
-            "losses/approx_kl": self.epoch_sums["approx_kl"] / epoch_tokens,
-            "losses/grad_norm": self.sums["grad_norm"] / steps,
-            "losses/value_grad_norm": self.sums["value_grad_norm"] / steps,
-            "losses/initial_ratio_error": self.initial_ratio_error,
-            "batch/epochs": float(self.epochs),
-            "batch/optimizer_steps": float(self.steps),
-            "batch/early_stop": float(self.early_stop),
-        }
-
-
-def _spread(flat: Tensor, mask: Tensor) -> Tensor:
-    """``[chosen of all rows]`` laid out as ``[rows, tokens]``, 0 where the mask is False."""
-    return torch.zeros(mask.shape, dtype=flat.dtype, device=flat.device).masked_scatter(mask, flat)
-
-
-def _missing_by_version(samples: Sequence[TrainingSample], rollout: _Rollout) -> dict[int, Tensor]:
-    """For each version, which tokens it chose whose log-probability did not come along."""
-    missing: dict[int, Tensor] = {}
-    for index, column, version in _missing_turns(samples):
-        if version not in missing:
-            missing[version] = torch.zeros_like(rollout.loss_mask)
-        missing[version][index, column] = True
-    return missing
-
-
-def _missing_turns(samples: Sequence[TrainingSample]) -> Iterator[tuple[int, slice, int]]:
-    for index, sample in enumerate(samples):
-        column = 0
-        for turn in sample.turns:
-            length = turn.end - turn.start
-            if turn.behaviour_logprobs is None and turn.policy_version is not None:
-                yield index, slice(column, column + length), turn.policy_version
-            column += length
-
-
-def _sample_metrics(samples: Sequence[TrainingSample], rollout: _Rollout) -> dict[str, float]:
-    turns = [turn for sample in samples for turn in sample.turns]
-    tokens = float(rollout.loss_mask.sum())
-    return {
-        "rewards/mean": sum(turn.reward for turn in turns) / len(turns),
-        "rewards/nonzero_share": sum(turn.reward != 0.0 for turn in turns) / len(turns),
-        "batch/samples": float(len(samples)),
-        "batch/turns": float(len(turns)),
-        "batch/tokens": tokens,
-        "batch/context_tokens": float(sum(len(s.token_ids) for s in samples)) - tokens,
-    }
-
-
-def _rollout_metrics(
-    rollout: _Rollout, targets: _Targets, settings: LearnerSettings
-) -> dict[str, float]:
-    mask, kl = rollout.loss_mask, targets.reference_kl
-    samples = mask.shape[0]
-    reference_k3 = estimate_kl(rollout.old_logprobs, rollout.reference_logprobs, mask, "k3")
-    weights, cap = targets.importance, settings.importance_weight_cap
-    missing = mask & ~rollout.known
-    metrics = {
-        "losses/entropy": float(masked_mean(rollout.entropies, mask)),
-        "kl/reference_k1": float(masked_mean(kl, mask)),
-        "kl/reference_k3": float(masked_mean(reference_k3, mask)),
-        "kl/reference_k1_per_sample": float(masked_sum(kl, mask)) / samples,
-        "rewards/kl_penalty": settings.kl_coef * float(masked_sum(kl, mask)) / samples,
-        "rewards/return": float(masked_mean(targets.raw.returns, mask)),
-        "rewards/advantage_std": float(masked_var(targets.raw.advantages, mask)) ** 0.5,
-        "stale/importance_weight": float(masked_mean(weights, mask)),
-        "stale/capped_share": float(masked_mean((weights >= cap).float(), mask)),
-        "stale/effective_sample_size": effective_sample_size(weights, mask),
-        "stale/share_recomputed_logprobs": float(masked_mean(rollout.recomputed.float(), mask)),
-        "stale/share_missing_logprobs": float(masked_mean(missing.float(), mask)),
-    }
-    explained = explained_variance(rollout.old_values, targets.raw.returns, mask)
-    if explained is not None:
-        metrics["losses/explained_variance"] = explained
-    return metrics
 
 
 __all__ = [
@@ -762,5 +591,4 @@ __all__ = [
     "LoadVersion",
     "PpoUpdater",
     "UpdateResult",
-    "decay_factor",
 ]

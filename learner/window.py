@@ -1,22 +1,29 @@
 """The learner's window: the newest segments, each at its newest revision. Pure.
 
 Theory of operation. A segment that can be trained on enters at the young end. It leaves when
-a later revision takes its place (which enters at the young end, as news), when a later revision
-is no longer trainable, or at the old end, when there are more segments or tokens than the caps
-allow. Of a segment that cannot be trained on, only its revision is kept, as a mark, so that a
-repeated delivery of the revision before cannot bring it back. Marks have a cap of their own.
+a later revision takes its place (which enters at the young end), when a later revision is no
+longer trainable, or at the old end, when there are more segments or tokens than the caps allow.
+Of a segment that cannot be trained on, only its revision is kept, as a mark, so that a repeated
+delivery of the revision before cannot bring it back. Marks have a cap of their own.
+
+A revision is *news* if the one it replaces still was (nobody has seen that one), or if it
+changes what replies earned: then there is something to learn that no update has seen. One that
+changes neither, of a segment that updates may have seen, takes its place quietly: schedules do
+not hurry for it. A revision inherits the uses of its predecessor, so that late feedback does
+not lift the limit of updates on the same replies.
 
 A segment here is *usable* while it was used in fewer than ``max_uses`` updates and none of its
 replies is by a version older than ``require_version`` asked for; only usable segments count as
 new and are sampled. The others keep their place: a rollback can make them usable again.
 
-What came first leaves first; uses of a segment are counted as long as it is here.
+What came first leaves first. Uses are counted as long as a segment is here; of one that comes
+back (a revision after the caps or a mark removed it) whoever adds it says how often it was used.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,11 +52,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The window at one moment: usable segments and every record it rests on, oldest first."""
+    """The window at one moment: usable segments and every record it rests on, oldest first.
+
+    ``stale_share`` is the share of the window's tokens in segments that are too old to be used.
+    """
 
     candidates: tuple[Candidate, ...]
     refs: tuple[SourceRef, ...]
     new_segments: int
+    stale_share: float = 0.0
 
 
 @dataclass(slots=True)
@@ -58,6 +69,7 @@ class _Held:
     scored: ScoredSegment
     tokens: int
     order: int
+    news: bool
     oldest_version: int | None
     uses: int
 
@@ -76,17 +88,26 @@ class Window:
         max_segments: Trainable segments kept, and marks kept beside them.
         max_tokens: Soft cap: the oldest go while there are more, but the newest stays.
         max_uses: A segment used in this many updates is not sampled again.
+        teaches: Whether there is anything to learn from a segment; the scorer's ``trainable``
+            if None.
     """
 
-    def __init__(self, *, max_segments: int, max_tokens: int, max_uses: int) -> None:
+    def __init__(
+        self,
+        *,
+        max_segments: int,
+        max_tokens: int,
+        max_uses: int,
+        teaches: Callable[[ScoredSegment], bool] | None = None,
+    ) -> None:
         self._max_segments = max_segments
         self._max_tokens = max_tokens
         self._max_uses = max_uses
+        self._teaches = teaches or _trainable
         self._held: dict[str, _Held] = {}
         self._marks: dict[str, _Mark] = {}
         self._tokens = 0
         self._order = 0
-        self._sealed_order = 0
         self._min_version = 0
 
     def __len__(self) -> int:
@@ -100,31 +121,40 @@ class Window:
 
     @property
     def new_segments(self) -> int:
-        """Usable segments here that came, or changed, since the last seal."""
-        count = 0
-        for held in reversed(self._held.values()):
-            if held.order <= self._sealed_order:
-                break
-            count += self._usable(held)
-        return count
+        """Usable segments here that came since the last seal, or changed what they teach."""
+        return sum(held.news and self._usable(held) for held in self._held.values())
 
     @property
     def available_segments(self) -> int:
         """Usable segments here."""
         return sum(map(self._usable, self._held.values()))
 
-    def add(self, ref: SourceRef, scored: ScoredSegment) -> Arrival:
-        """Take in one arrival; equal and lower revisions than the one known change nothing."""
+    def __contains__(self, segment_id: object) -> bool:
+        """Whether a segment is in the window."""
+        return segment_id in self._held
+
+    def add(self, ref: SourceRef, scored: ScoredSegment, *, past_uses: int = 0) -> Arrival:
+        """Take in one arrival; equal and lower revisions than the one known change nothing.
+
+        Args:
+            ref: Where it was read.
+            scored: The segment.
+            past_uses: In how many updates an earlier revision was used, if none is here.
+        """
         segment = scored.segment
         if segment.revision <= self._known_revision(segment.segment_id):
             return Arrival.STALE
         self._order += 1
         before = self._remove(segment.segment_id)
-        if not scored.trainable:
+        if not self._teaches(scored):
             self._mark(ref, scored)
             return Arrival.UNTRAINABLE
-        self._hold(ref, scored, 0 if before is None else before.uses)
-        return Arrival.ADDED if before is None else Arrival.REPLACED
+        if before is None:
+            self._hold(ref, scored, uses=past_uses, news=True)
+            return Arrival.ADDED
+        news = before.news or rewards_of(before.scored) != rewards_of(scored)
+        self._hold(ref, scored, uses=before.uses, news=news)
+        return Arrival.REPLACED
 
     def require_version(self, min_version: int) -> None:
         """Segments with a reply by an older version are not usable from now on."""
@@ -148,7 +178,8 @@ class Window:
     def seal(self) -> Snapshot:
         """A snapshot that no later arrival changes; what comes after it counts as new."""
         new_segments = self.new_segments
-        self._sealed_order = self._order
+        for held in self._held.values():
+            held.news = False
         return Snapshot(
             candidates=tuple(
                 Candidate(ref=held.ref, scored=held.scored)
@@ -157,11 +188,18 @@ class Window:
             ),
             refs=self._refs(),
             new_segments=new_segments,
+            stale_share=self._stale_share(),
         )
 
     def _usable(self, held: _Held) -> bool:
-        stale = held.oldest_version is not None and held.oldest_version < self._min_version
-        return held.uses < self._max_uses and not stale
+        return held.uses < self._max_uses and not self._stale(held)
+
+    def _stale(self, held: _Held) -> bool:
+        return held.oldest_version is not None and held.oldest_version < self._min_version
+
+    def _stale_share(self) -> float:
+        stale = sum(held.tokens for held in self._held.values() if self._stale(held))
+        return stale / max(self._tokens, 1)
 
     def _refs(self) -> tuple[SourceRef, ...]:
         everything: list[_Held | _Mark] = [*self._held.values(), *self._marks.values()]
@@ -186,9 +224,15 @@ class Window:
         if len(self._marks) > self._max_segments:
             del self._marks[next(iter(self._marks))]
 
-    def _hold(self, ref: SourceRef, scored: ScoredSegment, uses: int) -> None:
+    def _hold(self, ref: SourceRef, scored: ScoredSegment, *, uses: int, news: bool) -> None:
         held = _Held(
-            ref, scored, segment_tokens(scored), self._order, _oldest_version(scored), uses
+            ref=ref,
+            scored=scored,
+            tokens=segment_tokens(scored),
+            order=self._order,
+            news=news,
+            oldest_version=_oldest_version(scored),
+            uses=uses,
         )
         self._held[scored.segment.segment_id] = held
         self._tokens += held.tokens
@@ -206,6 +250,22 @@ def sample(
 ) -> tuple[Candidate, ...]:
     """``size`` candidates drawn uniformly without replacement; all, in random order, if fewer."""
     return tuple(rng.sample(candidates, min(size, len(candidates))))
+
+
+def rewards_of(scored: ScoredSegment) -> dict[str, tuple[float, tuple[str, ...]]]:
+    """What a segment teaches: each reply's reward and the user's directives, by turn id.
+
+    A reply without a reward record earned nothing.
+    """
+    earned: dict[str, tuple[float, tuple[str, ...]]] = {
+        step.turn_id: (0.0, ()) for step in scored.segment.steps
+    }
+    earned |= {r.turn_id: (r.reward, r.directives) for r in scored.rewards}
+    return earned
+
+
+def _trainable(scored: ScoredSegment) -> bool:
+    return scored.trainable
 
 
 def segment_tokens(scored: ScoredSegment) -> int:

@@ -53,7 +53,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "losses/explained_variance": (
             "1 - Var(return - value) / Var(return), with values from before the update: 1 is "
             "perfect, 0 no better than a constant, negative worse. Absent when all returns "
-            "are equal."
+            "are equal. Like all numbers of the value head absent in modes without it."
         ),
         "losses/grad_norm": (
             "Norm of the adapter's gradient before clipping, mean over optimizer steps. "
@@ -82,11 +82,34 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "rewards/nonzero_share": "Share of turns whose reward is not 0.",
         "rewards/kl_penalty": "KL penalty per conversation, taken off its rewards; mean.",
         "rewards/return": "Mean return per token: penalised rewards and values by GAE.",
-        "rewards/advantage_std": "Standard deviation of the advantages before whitening.",
+        "rewards/advantage_std": "Standard deviation of the critic's advantages before whitening.",
+        "advantages/mean": (
+            "Mean advantage per token as the loss uses it: the mode's, or the blend of several."
+        ),
+        "advantages/std": "Its standard deviation; 0 means that the update taught nothing.",
+        "grpo/judged_share": "Share of replies with a verdict (a reward other than 0).",
+        "grpo/good_share": (
+            "Share of good ones among them. At 0 or 1 the group says nothing about which reply "
+            "is better, and all its advantages are 0."
+        ),
+        "opd/taught_share": "Share of tokens whose reply had a hint.",
+        "opd/teacher_gap": (
+            "Mean of log p_teacher - log p_old over these tokens, nats: how much the hint speaks "
+            "against (below 0) or for what was said."
+        ),
+        "opd/bounded_share": "Share of them at which opd_advantage_bound cut the advantage.",
         "stale/importance_weight": (
             "Mean truncated weight of old to behaviour policy per token: 1 for fresh data."
         ),
         "stale/capped_share": "Share of tokens whose weight was cut at the cap.",
+        "stale/clipped_share": (
+            "Share of tokens whose ratio of old to behaviour policy is outside the clip range "
+            "before the first step: what staleness alone would clip."
+        ),
+        "stale/dropped_share": (
+            "Share of the window's tokens in segments that are not sampled because a version "
+            "more than max_version_gap behind wrote in them."
+        ),
         "stale/effective_sample_size": (
             "(sum w)^2 / (n sum w^2) of the truncated weights: 1 for fresh data; falling "
             "values foretell collapse from stale data."
@@ -103,6 +126,15 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "batch/turns": "Replies in the update.",
         "batch/tokens": "Tokens that were trained on.",
         "batch/context_tokens": "Tokens that were only read.",
+        "batch/truncated_share": "Share of samples whose context was shortened to fit.",
+        "batch/turns_too_long": (
+            "Replies of the sampled segments that were left out because they do not fit into "
+            "max_sequence_tokens even with the message they answer alone."
+        ),
+        "batch/turns_interrupted": (
+            "Replies of the sampled segments that were context only because somebody else "
+            "ended them."
+        ),
         "batch/epochs": "Epochs begun; fewer than configured after an early stop.",
         "batch/optimizer_steps": "Optimizer steps of this update.",
         "batch/early_stop": "1 if approx_kl ended the update before its last step, else 0.",

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from learner import tiny
-from learner.batch import BuiltSamples, TrainingSample, Turn, build_samples
+from learner.batch import BuildRules, BuiltSamples, TrainingSample, Turn, build_samples
 from learner.chat import Chat, template_digest, tokenizer_digest
 from streams.contracts import ClosedBy, Role, Sampling, ScoredSegment, ToolCall
 from streams.errors import LearnerError
@@ -29,8 +29,7 @@ def build(segment: ScoredSegment, chat: Chat, limit: int = 4_096, **options: Any
         chat,
         tokenizer_digest=tokenizer_digest(chat.tokenizer),
         template_digest=template_digest(chat.tokenizer),
-        max_sequence_tokens=limit,
-        **options,
+        rules=BuildRules(max_sequence_tokens=limit, **options),
     )
 
 
@@ -110,10 +109,38 @@ def test_an_end_that_was_not_sampled_is_context_not_training(chat: Chat) -> None
     assert "ab<|im_end|>\n<|im_start|>user\nGo" in text_of(one, chat)
 
 
-@pytest.mark.parametrize("reason", ["length", "client_disconnected", "cancelled", "error"])
+@pytest.mark.parametrize("reason", ["length", "client_disconnected", "cancelled", "abort"])
 def test_a_cut_off_reply_without_ids_has_no_trained_end(reason: str, chat: Chat) -> None:
-    one = only(build(scored(step("ab", message("Hi"), finish_reason=reason)), chat))
+    segment = scored(step("ab", message("Hi"), finish_reason=reason))
+    one = only(build(segment, chat, interrupted="train"))
     assert trained_text(one, chat) == ["ab"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "interrupted"),
+    [
+        ("client_disconnected", "skip"),
+        ("cancelled", "skip"),
+        ("abort", "skip"),
+        ("broken_off", "skip"),
+        ("error", "skip"),
+        ("broken_off", "train"),
+        ("error", "train"),
+    ],
+)
+def test_a_reply_that_somebody_else_ended_is_context_only(
+    reason: str, interrupted: str, chat: Chat
+) -> None:
+    cut = step("ab", message("Hi"), finish_reason=reason, token_ids=chat.encode("ab"))
+    after = step("cd", message("Go"))
+    rewards = {"r-ab": -1.0, "r-cd": 1.0}
+    built = build(scored(cut, after, rewards=rewards), chat, interrupted=interrupted)
+    one = only(built)
+    assert trained_text(one, chat) == ["cd<|im_end|>"]
+    assert "ab<|im_end|>\n<|im_start|>user\nGo" in text_of(one, chat)
+    assert (one.turns[0].reward, built.interrupted, built.too_long) == (1.0, 1, 0)
+    alone = build(scored(cut), chat, interrupted=interrupted)
+    assert (alone.samples, alone.skipped) == ((), "every reply was cut off")
 
 
 def test_a_reply_after_other_ids_than_were_sampled_begins_a_sample(chat: Chat) -> None:
@@ -160,6 +187,7 @@ def test_a_reply_without_a_token_is_context_and_nothing_else(chat: Chat) -> None
     assert built.samples == ()
     assert built.skipped is not None
     assert "no reply has tokens" in built.skipped
+    assert built.interrupted == 0
 
 
 def test_a_reply_of_its_end_alone_is_trained_on(chat: Chat) -> None:
@@ -396,40 +424,76 @@ def _long(chat: Chat) -> ScoredSegment:
     )
 
 
-def test_leading_messages_go_first_and_the_system_message_stays(chat: Chat) -> None:
+def test_what_does_not_fit_into_one_sample_goes_on_in_another(chat: Chat) -> None:
     whole = only(build(_long(chat), chat))
     assert not whole.truncated
-    one = only(build(_long(chat), chat, limit=len(whole.token_ids) - 1))
-    assert one.truncated
-    assert text_of(one, chat) == (
+    built = build(_long(chat), chat, limit=len(whole.token_ids) - 1)
+    first, second = built.samples
+    # The first part is as it happened, and bootstraps from what came after.
+    assert first.token_ids == whole.token_ids[: len(first.token_ids)]
+    assert trained_text(first, chat) == ["first<|im_end|>"]
+    assert (first.truncated, first.terminal) == (False, False)
+    # The second loses its leading messages; the system message stays.
+    assert text_of(second, chat) == (
         "<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nyyyyyyyyyy<|im_end|>\n"
         "<|im_start|>assistant\nsecond<|im_end|>"
     )
-    assert [turn.turn_id for turn in one.turns] == ["r-second"]
-    assert one.turns[0].reward == -1.0
-    assert one.terminal
+    assert (second.truncated, second.terminal) == (True, True)
+    assert [turn.reward for one in built.samples for turn in one.turns] == [1.0, -1.0]
+    assert [one.sample_id for one in built.samples] == ["seg-1#0", "seg-1#1"]
+    assert built.too_long == 0
 
 
 def test_recorded_logprobs_do_not_outlive_their_context(chat: Chat) -> None:
     whole = only(build(_long(chat), chat))
     assert whole.turns[1].behaviour_logprobs is not None
-    one = only(build(_long(chat), chat, limit=len(whole.token_ids) - 1))
-    assert one.turns[0].behaviour_logprobs is None
+    _, second = build(_long(chat), chat, limit=len(whole.token_ids) - 1).samples
+    assert second.turns[0].behaviour_logprobs is None
 
 
-def test_a_reply_that_does_not_fit_with_its_question_is_skipped(chat: Chat) -> None:
+def test_a_later_part_begins_with_half_a_limit_of_what_was_said(chat: Chat) -> None:
+    # Each turn is at most 62 tokens, with what the template puts around it.
+    turns = [step(f"{n}" * 10, message(f"{n}" * 14)) for n in range(8)]
+    limit = 200
+    built = build(scored(*turns), chat, limit=limit)
+    assert built.too_long == 0
+    names = [[turn.turn_id for turn in one.turns] for one in built.samples]
+    assert [name for part in names for name in part] == [f"r-{str(n) * 10}" for n in range(8)]
+    for one in built.samples[1:]:
+        before = one.turns[0].start
+        # As much as half the limit holds, by whole messages, and no more.
+        assert limit // 2 - 62 < before <= limit // 2
+    assert [one.terminal for one in built.samples] == [False] * (len(names) - 1) + [True]
+    assert [len(part) for part in names] == [4, 3, 1]
+
+
+def test_a_question_of_more_than_half_the_limit_is_still_answered(chat: Chat) -> None:
+    built = build(scored(step("a", message("b")), step("c", message("x" * 70))), chat, limit=110)
+    assert [trained_text(one, chat) for one in built.samples] == [["a<|im_end|>"], ["c<|im_end|>"]]
+    assert "b<|im_end|>" not in text_of(built.samples[1], chat)
+
+
+def test_a_reply_that_does_not_fit_with_its_question_is_left_out(chat: Chat) -> None:
     built = build(scored(step("a" * 50, message("Hi"))), chat, limit=40)
-    assert built.samples == ()
-    assert built.skipped == (
-        "no reply has tokens and fits, with the message it answers, into 40 tokens"
-    )
+    assert (built.samples, built.too_long) == ((), 1)
+    assert built.skipped == "no reply fits, with the message it answers, into 40 tokens"
 
 
 def test_a_late_giant_does_not_take_the_others_with_it(chat: Chat) -> None:
-    segment = scored(step("one", message("z" * 90), message("a")), step("two" * 100, message("b")))
-    one = only(build(segment, chat, limit=120))
-    assert trained_text(one, chat) == ["one<|im_end|>"]
-    assert not one.terminal
+    steps = (
+        step("one", message("z" * 70), message("a")),
+        step("two" * 100, message("b")),
+        step("three", message("c")),
+    )
+    built = build(scored(*steps), chat, limit=120)
+    first, third = built.samples
+    assert trained_text(first, chat) == ["one<|im_end|>"]
+    assert trained_text(third, chat) == ["three<|im_end|>"]
+    assert built.too_long == 1
+    assert [(one.truncated, one.terminal) for one in built.samples] == [
+        (False, False),
+        (True, True),
+    ]
 
 
 texts = st.text(max_size=12)
@@ -460,6 +524,9 @@ def test_no_reply_is_ever_cut_and_no_limit_exceeded(
             assert text_of(one, chat).startswith("<|im_start|>system\nBe kind.")
     if not built.samples:
         assert built.skipped is not None
+    # Each reply is trained on once, or counted.
+    trained = [turn.turn_id for one in built.samples for turn in one.turns]
+    assert len(trained) + built.too_long == len(pairs)
 
 
 # --- the records themselves -------------------------------------------------------------------

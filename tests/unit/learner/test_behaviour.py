@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from learner.adapters import fill_adapter, read_weights
-from learner.batch import BuiltSamples, build_samples
+from learner.batch import BuildRules, BuiltSamples, build_samples
 from learner.model import BaseModel
 from learner.serving.sampling import SamplingParameters
 from learner.update import PpoUpdater
@@ -85,7 +85,7 @@ def built(base: BaseModel, steps: tuple[Step, ...]) -> BuiltSamples:
         base.chat,
         tokenizer_digest=base.tokenizer_digest,
         template_digest=base.template_digest,
-        max_sequence_tokens=4_096,
+        rules=BuildRules(max_sequence_tokens=4_096),
     )
 
 

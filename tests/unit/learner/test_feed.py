@@ -31,6 +31,8 @@ class Bench:
     stopping: threading.Event = field(default_factory=threading.Event)
     codec: Any = field(default_factory=build_codec)
     feed: Feed | None = None
+    max_segments: int = 100
+    uses: int = 1
 
     def start(self, checkpoint: Checkpoint | None = None, *, low: int = 0) -> tuple[SourceRef, ...]:
         """Start a feed; where it begins."""
@@ -38,14 +40,14 @@ class Bench:
             consumer=FakeConsumer(self.log, "scored", low=low),
             topic="scored",
             policy="default",
-            window=Window(max_segments=100, max_tokens=10_000, max_uses=2),
+            window=Window(max_segments=self.max_segments, max_tokens=10_000, max_uses=2),
             codec=self.codec,
             writer=self.writer,
             dead_letters="dead",
             clock=ManualClock(9_000),
             stopping=self.stopping,
         )
-        return self.feed.start(checkpoint, lambda ids: dict.fromkeys(ids, 1))
+        return self.feed.start(checkpoint, lambda ids: dict.fromkeys(ids, self.uses))
 
     def wait(self, condition: Callable[[Feed], bool]) -> Feed:
         """Wait until the feed fulfils a condition."""
@@ -114,6 +116,21 @@ def test_restored_segments_keep_their_uses(bench: Bench) -> None:
     assert bench.feed is not None
     bench.feed.record_use(["a"])
     assert bench.feed.status().available_segments == 0
+
+
+def test_a_revision_of_a_segment_that_left_has_its_old_uses(bench: Bench) -> None:
+    bench.max_segments, bench.uses = 1, 2
+    bench.log.extend(encoded(scored(name)) for name in "ab")
+    bench.start()
+    # "a" was evicted by "b"; two versions had used it by then, and that is the limit.
+    bench.wait(arrived(2))
+    bench.log.append(encoded(scored("a", revision=1, reward=-1.0)))
+    feed = bench.wait(arrived(3))
+    assert (feed.status().segments, feed.status().available_segments) == (1, 0)
+    # A segment nobody knows is asked about by nobody, and is new.
+    bench.log.append(encoded(scored("c")))
+    feed = bench.wait(arrived(4))
+    assert (feed.status().available_segments, feed.status().new_segments) == (1, 1)
 
 
 def test_a_dead_letter_is_not_written_again_after_a_restart(bench: Bench) -> None:

@@ -246,6 +246,8 @@ def test_replies_of_old_versions_are_not_trained_on(bench: Bench) -> None:
     versions = bench.registry.get("default", 4)
     assert versions is not None
     assert versions.behaviour_versions == {"1": 4, "2": 4, "3": 4}
+    # Four of the window's sixteen segments were too old.
+    assert versions.metrics["stale/dropped_share"] == 0.25
 
 
 def test_what_cannot_be_used_is_a_dead_letter_and_the_stream_goes_on(bench: Bench) -> None:

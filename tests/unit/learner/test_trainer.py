@@ -96,6 +96,58 @@ def test_a_restored_trainer_goes_on_as_the_first_would(trainer: PpoTrainer, tmp_
     assert all(torch.equal(again[name], tensor) for name, tensor in expected.items())
 
 
+def _trainer(folder: Path, **changes: object) -> PpoTrainer:
+    model = ModelSettings(base="tiny-random", device="cpu", lora_rank=2, num_threads=1)
+    settings = SETTINGS.model_copy(update=changes)
+    return make_trainer(Settings(data_dir=folder, learner=settings, model=model))
+
+
+def _directed(made: ScoredSegment, text: str) -> ScoredSegment:
+    """The same, with a directive that followed the reply."""
+    (reward,) = made.rewards
+    return replace(made, rewards=(replace(reward, directives=(text,)),))
+
+
+def test_opd_trains_on_what_holds_a_hint(tmp_path: Path) -> None:
+    trainer = _trainer(tmp_path, mode="opd")
+    plain, worded = segment("a"), _directed(segment("b", 0.0), "shorter, please")
+    assert trainer.train([plain], 0, no_adapter, never) is None
+    unrated = replace(worded, trainable=False, untrainable_reason="all rewards are zero")
+    trained = trainer.train([plain, unrated], 0, no_adapter, never)
+    assert trained is not None
+    assert trained.used == {"b"}
+    assert trained.metrics["opd/taught_share"] == 1.0
+    assert _trainer(tmp_path).train([unrated], 0, no_adapter, never) is None
+    # A blend learns from both.
+    both = _trainer(tmp_path, mode="hybrid").train([plain, unrated], 0, no_adapter, never)
+    assert both is not None
+    assert both.used == {"a", "b"}
+
+
+def test_what_is_left_out_of_segments_is_counted_and_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = _trainer(tmp_path, max_sequence_tokens=60)
+    made = segment("a")
+    (step,) = made.segment.steps
+    asked = replace(step.context[0], turn_id="u2")
+    giant = replace(step, turn_id="giant", reply="x" * 99, context=(asked,))
+    broken = replace(step, turn_id="broken", finish_reason="broken_off", context=(asked,))
+    made = replace(made, segment=replace(made.segment, steps=(step, giant, broken)))
+    trained = trainer.train([made, segment("b")], 0, no_adapter, never)
+    assert trained is not None
+    assert trained.metrics["batch/turns_too_long"] == 1.0
+    assert trained.metrics["batch/turns_interrupted"] == 1.0
+    assert trained.metrics["batch/turns"] == 2.0
+    assert trained.metrics["batch/truncated_share"] == 0.0
+    assert "segment_id=a too_long=1 limit=60: raise learner.max_sequence_tokens" in caplog.text
+    kept = _trainer(tmp_path, max_sequence_tokens=60, interrupted_replies="train")
+    hung_up = replace(step, finish_reason="client_disconnected")
+    made = replace(made, segment=replace(made.segment, steps=(hung_up,)))
+    assert trainer.train([made], 0, no_adapter, never) is None
+    assert kept.train([made], 0, no_adapter, never) is not None
+
+
 def test_the_base_is_identified(trainer: PpoTrainer) -> None:
     base = trainer.base
     assert (base.model_id, base.adapter_rank, base.adapter_alpha) == ("tiny-random", 2, 16.0)

@@ -18,7 +18,12 @@ MAX_SEGMENTS, MAX_TOKENS, MAX_USES = 4, 40, 2
 
 def window(**changes: int) -> Window:
     limits = {"max_segments": MAX_SEGMENTS, "max_tokens": MAX_TOKENS, "max_uses": MAX_USES}
-    return Window(**{**limits, **changes})
+    limits |= changes
+    return Window(
+        max_segments=limits["max_segments"],
+        max_tokens=limits["max_tokens"],
+        max_uses=limits["max_uses"],
+    )
 
 
 def ids(snapshot: Snapshot) -> list[str]:
@@ -49,12 +54,15 @@ class Naive:
         same = [s for _, s in self.held + self.marks if s.segment.segment_id == segment.segment_id]
         if any(s.segment.revision >= segment.revision for s in same):
             return
+        held_before = self.held
         self.held = [h for h in self.held if h[1] not in same]
         self.marks = [m for m in self.marks if m[1] not in same]
         self.added.append(ref)
         if new.trainable:
+            before = [(r, s) for r, s in held_before if s in same]
+            if not before or before[0][0] in self.unsealed or _earned(before[0][1]) != _earned(new):
+                self.unsealed.add(ref)
             self.held.append((ref, new))
-            self.unsealed.add(ref)
         else:
             self.marks.append((ref, new))
         self.held = self.held[-MAX_SEGMENTS:]
@@ -64,9 +72,18 @@ class Naive:
         here = {s.segment.segment_id for _, s in self.held}
         self.uses = Counter({i: n for i, n in self.uses.items() if i in here})
 
+    def stale_share(self) -> float:
+        tokens = [(segment_tokens(s), s.segment.steps[0].policy_version) for _, s in self.held]
+        old = sum(n for n, version in tokens if version is not None and version < self.min_version)
+        return old / max(sum(n for n, _ in tokens), 1)
+
     def refs(self) -> list[SourceRef]:
         here = {ref for ref, _ in self.held + self.marks}
         return [ref for ref in self.added if ref in here]
+
+
+def _earned(scored_segment: ScoredSegment) -> list[float]:
+    return [reward.reward for reward in scored_segment.rewards]
 
 
 ARRIVALS = st.tuples(
@@ -76,6 +93,7 @@ ARRIVALS = st.tuples(
     st.booleans(),
     st.integers(0, 30),
     st.none() | st.integers(0, 3),
+    st.sampled_from([1.0, -1.0]),
 )
 VERSIONS = st.tuples(st.just("require"), st.integers(0, 3))
 OPERATIONS = st.lists(
@@ -97,6 +115,7 @@ def test_behaves_as_the_naive_model(operations: list[tuple[object, ...]]) -> Non
                 assert snapshot.new_segments == _news(naive)
                 assert [(c.ref, c.scored) for c in snapshot.candidates] == naive.usable()
                 assert list(snapshot.refs) == naive.refs()
+                assert snapshot.stale_share == pytest.approx(naive.stale_share())
                 naive.unsealed.clear()
             case ("require", int(version)):
                 real.require_version(version)
@@ -116,13 +135,14 @@ def _news(naive: Naive) -> int:
 
 
 def _arrival(operation: Any) -> ScoredSegment:
-    _, number, revision, trainable, tokens, version = operation
+    _, number, revision, trainable, tokens, version, reward = operation
     return scored(
         f"s{number}",
         revision=revision,
         trainable=trainable,
         tokens=tokens,
         policy_version=version,
+        reward=reward,
     )
 
 
@@ -143,14 +163,70 @@ def test_is_rebuilt_from_the_records_it_names(operations: list[tuple[object, ...
     assert after.refs == before.refs
 
 
-def test_a_revision_takes_its_predecessors_place_as_news() -> None:
+def test_a_revision_that_arrives_before_an_update_replaces_its_predecessor() -> None:
+    held = window()
+    held.add(at(0), scored("a"))
+    held.add(at(1), scored("b"))
+    assert held.add(at(2), scored("a", revision=1)) is Arrival.REPLACED
+    assert held.new_segments == 2
+    assert ids(held.seal()) == ["b", "a"]
+
+
+@pytest.mark.parametrize(("reward", "news"), [(1.0, 0), (-1.0, 1), (0.5, 1)])
+def test_a_later_revision_is_news_if_its_rewards_changed(reward: float, news: int) -> None:
     held = window()
     held.add(at(0), scored("a"))
     held.add(at(1), scored("b"))
     held.seal()
-    assert held.add(at(2), scored("a", revision=1)) is Arrival.REPLACED
+    held.record_use(["a"])
+    assert held.add(at(2), scored("a", revision=1, reward=reward)) is Arrival.REPLACED
+    assert held.new_segments == news
+    snapshot = held.seal()
+    assert ids(snapshot) == ["b", "a"]
+    assert snapshot.new_segments == news
+    assert snapshot.candidates[1].scored.segment.revision == 1
+
+
+def test_a_revision_with_another_directive_is_news() -> None:
+    held = window()
+    held.add(at(0), scored("a"))
+    held.seal()
+    revised = scored("a", revision=1)
+    (reward,) = revised.rewards
+    held.add(at(1), replace(revised, rewards=(replace(reward, directives=("shorter",)),)))
     assert held.new_segments == 1
-    assert ids(held.seal()) == ["b", "a"]
+
+
+def test_a_revision_that_only_adds_a_silent_reply_is_no_news() -> None:
+    held = window()
+    first = replace(scored("a"), rewards=())
+    held.add(at(0), first)
+    held.seal()
+    held.add(at(1), scored("a", revision=1, reward=0.0))
+    assert held.new_segments == 0
+    two = scored("a", revision=2, reward=0.0)
+    other = replace(two.segment.steps[0], turn_id="another")
+    held.add(at(2), replace(two, segment=replace(two.segment, steps=(*two.segment.steps, other))))
+    assert held.new_segments == 1
+
+
+def test_what_teaches_is_the_owners_to_say() -> None:
+    held = window()
+    assert held.add(at(0), scored("a", trainable=False)) is Arrival.UNTRAINABLE
+    taking = Window(max_segments=4, max_tokens=40, max_uses=2, teaches=lambda _: True)
+    assert taking.add(at(0), scored("a", trainable=False)) is Arrival.ADDED
+    assert ids(taking.seal()) == ["a"]
+
+
+def test_uses_of_one_that_comes_back_are_told() -> None:
+    held = window()
+    held.add(at(0), scored("a", revision=1), past_uses=MAX_USES)
+    held.add(at(1), scored("b", revision=1), past_uses=MAX_USES - 1)
+    assert (held.available_segments, held.new_segments) == (1, 1)
+    # What is here knows better.
+    held.add(at(2), scored("b", revision=2), past_uses=MAX_USES)
+    assert held.available_segments == 1
+    assert ("a" in held, "c" in held) == (True, False)
 
 
 @pytest.mark.parametrize("revision", [0, 1])
@@ -209,8 +285,8 @@ def test_uses_follow_a_revision() -> None:
     held = window(max_uses=1)
     held.add(at(0), scored("a"))
     held.record_use(["a", "gone"])
-    held.add(at(1), scored("a", revision=1))
-    assert held.available_segments == 0
+    held.add(at(1), scored("a", revision=1, reward=-1.0))
+    assert (held.available_segments, held.new_segments) == (0, 0)
 
 
 def test_samples_uniformly_without_replacement() -> None:
