@@ -61,9 +61,7 @@ class PartitionView:
         event_time_lag_ms: Now minus its clock; None before the first record.
         overdue_ms: How long its next action has been due; 0 if that is yet to come.
         topics: Its input topics.
-        state_entries: Entries in its state; None before its first transaction.
-        state_bytes: Their bytes.
-        last_transaction_s: What its latest transaction took.
+        last_transaction_s: What its latest transaction took; None before the first.
     """
 
     partition: int
@@ -71,8 +69,6 @@ class PartitionView:
     event_time_lag_ms: int | None
     overdue_ms: int
     topics: tuple[TopicView, ...]
-    state_entries: int | None
-    state_bytes: int | None
     last_transaction_s: float | None
 
 
@@ -102,9 +98,6 @@ def partition_view(
     status: ProcessorStatus,
     topics: Iterable[TopicView],
     now_ms: int,
-    *,
-    state_entries: int | None,
-    state_bytes: int | None,
     last_transaction_s: float | None,
 ) -> PartitionView:
     """A partition as it stands at ``now_ms``."""
@@ -114,8 +107,6 @@ def partition_view(
         event_time_lag_ms=event_time_lag_ms(status, now_ms),
         overdue_ms=overdue_ms(status, now_ms),
         topics=tuple(topics),
-        state_entries=state_entries,
-        state_bytes=state_bytes,
         last_transaction_s=last_transaction_s,
     )
 
@@ -176,7 +167,7 @@ def _summary(view: WorkerView) -> str:
     parts = [
         f"clawstream {view.version}",
         f"group {view.application}",
-        f"{_counted(len(view.partitions), 'partition')}",
+        _counted(len(view.partitions), "partition"),
         f"as of {_time(view.now_ms)}",
     ]
     if view.restoring:
@@ -201,7 +192,8 @@ def _facts(one: PartitionView, now_ms: int) -> Iterable[tuple[str, str]]:
     yield "event-time lag", _duration(one.event_time_lag_ms)
     yield "next due", _due(status.next_due_ms, now_ms)
     yield "sessions", f"{status.open_sessions:,} open of {status.sessions:,}"
-    yield "state", f"{_counted(one.state_entries, 'entry', 'entries')}, {_size(one.state_bytes)}"
+    entries = _counted(status.state_entries, "entry", "entries")
+    yield "state", f"{entries}, {_size(status.state_bytes)}"
     took = one.last_transaction_s
     yield "last transaction", NOTHING if took is None else f"{took * 1000:,.0f} ms"
 
@@ -269,9 +261,7 @@ def _duration(span_ms: int | None) -> str:
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000))
 
 
-def _size(size: int | None) -> str:
-    if size is None:
-        return NOTHING
+def _size(size: int) -> str:
     amount = float(size)
     for unit in ("B", "KiB", "MiB"):
         if amount < 1024:
@@ -284,8 +274,8 @@ def _count(number: int | None) -> str:
     return NOTHING if number is None else f"{number:,}"
 
 
-def _counted(number: int | None, one: str, more: str | None = None) -> str:
-    return f"{_count(number)} {one if number == 1 else more or one + 's'}"
+def _counted(number: int, one: str, more: str | None = None) -> str:
+    return f"{number:,} {one if number == 1 else more or one + 's'}"
 
 
 _STYLE = """

@@ -393,16 +393,9 @@ class BatchWorker:
     def _partition_view(
         self, partition: int, status: ProcessorStatus, now_ms: int
     ) -> views.PartitionView:
-        label = str(partition)
-        return views.partition_view(
-            partition,
-            status,
-            [self._topic_view(topic, partition) for topic in self.spec.inputs],
-            now_ms,
-            state_entries=status.state_entries,
-            state_bytes=status.state_bytes,
-            last_transaction_s=self.metrics.shown(names.LAST_TRANSACTION_SECONDS, partition=label),
-        )
+        took_s = self.metrics.shown(names.LAST_TRANSACTION_SECONDS, partition=str(partition))
+        topics = [self._topic_view(topic, partition) for topic in self.spec.inputs]
+        return views.partition_view(partition, status, topics, now_ms, took_s)
 
     def _topic_view(self, topic: str, partition: int) -> views.TopicView:
         consumer, tp = cast(BatchConsumer, self.app.consumer), TP(topic, partition)

@@ -20,8 +20,8 @@ STATUS = ProcessorStatus(
     open_sessions=7,
     oldest_open=OLDEST,
     next_due_ms=NOW_MS + 9_500,
-    state_entries=3,
-    state_bytes=300,
+    state_entries=12_345,
+    state_bytes=5 * 1024 * 1024,
 )
 TURNS = TopicView(
     topic="dialogue.turns", applied_offset=41, end_offset=43, lag_records=1, buffered_records=0
@@ -29,15 +29,7 @@ TURNS = TopicView(
 
 
 def partition(status: ProcessorStatus = STATUS, number: int = 3) -> PartitionView:
-    return views.partition_view(
-        number,
-        status,
-        [TURNS],
-        NOW_MS,
-        state_entries=12_345,
-        state_bytes=5 * 1024 * 1024,
-        last_transaction_s=0.0123,
-    )
+    return views.partition_view(number, status, [TURNS], NOW_MS, last_transaction_s=0.0123)
 
 
 def worker(*partitions: PartitionView, restoring: tuple[int, ...] = ()) -> WorkerView:
@@ -141,13 +133,11 @@ def test_what_is_not_known_yet_is_not_shown_as_zero() -> None:
     bare = replace(
         partition(empty),
         topics=(replace(TURNS, applied_offset=None, end_offset=None, lag_records=None),),
-        state_entries=None,
-        state_bytes=None,
         last_transaction_s=None,
     )
     text = shown(bare)
     assert "clock–event-time lag–next due–" in text
-    assert "state– entries, –last transaction–" in text
+    assert "state0 entries, 0 Blast transaction–" in text
     assert "No session is open." in text
     assert "dialogue.turns–––0" in text
     assert json.loads(views.as_json(worker(bare)))["partitions"][0]["event_time_lag_ms"] is None
@@ -210,6 +200,20 @@ def test_what_is_long_overdue_is_marked() -> None:
 def test_spans_are_said_in_two_units(span_ms: int, said: str) -> None:
     status = replace(STATUS, clock_ms=NOW_MS - span_ms)
     assert f"event-time lag{said}next due" in shown(partition(status))
+
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        (1_023, "1,023 B"),
+        (1_024, "1.0 KiB"),
+        (3 * 1024**2, "3.0 MiB"),
+        (2_500 * 1024**3, "2,500.0 GiB"),
+    ],
+)
+def test_sizes_are_said_in_a_fitting_unit(size: int, said: str) -> None:
+    status = replace(STATUS, state_entries=1, state_bytes=size)
+    assert f"state1 entry, {said}last" in shown(partition(status))
 
 
 def test_times_that_no_calendar_has_are_shown_as_numbers() -> None:
