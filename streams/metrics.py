@@ -104,7 +104,7 @@ STATE_ENTRIES = Metric(
 )  # fmt: skip
 STATE_BYTES = Metric(
     "clawstream_state_bytes", "gauge", ("processor", "partition"),
-    "Bytes of the entries in a partition's state, their keys included.",
+    "Bytes of the values in a partition's state, as they stand in its changelog.",
 )  # fmt: skip
 SESSIONS = Metric(
     "clawstream_sessions", "gauge", ("processor", "partition"),

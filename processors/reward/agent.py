@@ -65,7 +65,7 @@ class RewardProcessor:
     def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
         """See ``PartitionProcessor``."""
         known = dict(entries)
-        self._sizes = {key: len(key) + len(value) for key, value in known.items()}
+        self._sizes = {key: len(value) for key, value in known.items()}
         self._state = machine.restore(
             (state_codec.decode_key(key), state_codec.decode_entry(value))
             for key, value in known.items()
@@ -169,7 +169,7 @@ class RewardProcessor:
         for key, value in changes.items():
             self._sizes.pop(key, None)
             if value is not None:
-                self._sizes[key] = len(key) + len(value)
+                self._sizes[key] = len(value)
         return changes
 
 

@@ -33,7 +33,7 @@ class ProcessorStatus:
         oldest_open: The open session with the earliest ``since_ms``; None if none is open.
         next_due_ms: When the next action of any session is due; None if none is.
         state_entries: Entries of its state.
-        state_bytes: Their keys and values.
+        state_bytes: Of their values.
     """
 
     clock_ms: int | None

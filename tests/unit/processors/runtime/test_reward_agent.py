@@ -200,10 +200,15 @@ def test_a_tick_is_passed_and_another_null_value_is_a_dead_letter() -> None:
 def test_a_user_who_was_forgotten_is_null_in_the_changelog() -> None:
     processor = new_processor(ProcessorMetrics("reward"))
     feed(processor, segment(1))
-    (key,) = processor.drain(10).changes
+    ((key, value),) = kept(processor.drain(10))
+    assert processor.status().state_bytes == len(value)
     long_after = 50_000 + 4 * RewardSettings().history_ms
     feed(processor, segment(2, closed_at=long_after, user="other"), first=1)
-    changes = processor.drain(10).changes
-    assert changes[key] is None
-    assert [value is None for name, value in changes.items() if name != key] == [False]
-    assert processor.status().sessions == 1
+    outcome = processor.drain(10)
+    assert outcome.changes[key] is None
+    ((other, left),) = kept(outcome)
+    status = processor.status()
+    assert (status.sessions, status.state_entries, status.state_bytes) == (1, 1, len(left))
+    restarted = new_processor(ProcessorMetrics("reward"))
+    restarted.restore([(other, left)], outcome.meta)
+    assert restarted.status() == status
