@@ -264,9 +264,14 @@ class BatchConsumer(AIOKafkaFaustConsumer):
         return self._committed_offset[tp] != offset
 
     async def on_partitions_revoked(self, revoked: set[TP]) -> None:
-        """Commit first: stock code forgets what could be committed before its last commit."""
-        await self._owner.before_revoke()
-        await self.commit()
+        """Commit first: stock code forgets what could be committed before its last commit.
+
+        Neither is waited for once the worker crashed: the consumer's thread, which is ending
+        then, answers no call any more and waits itself for the revocation.
+        """
+        await self.wait(self._owner.before_revoke())
+        if not self.should_stop:
+            await self.wait(self.commit())
         self._delivered.clear()
         self._read_to.clear()
         await super().on_partitions_revoked(revoked)

@@ -200,7 +200,9 @@ class BatchWorker:
         """Finish the transactions that run, commit offsets, give all partitions up."""
         self._cancel_restore.set()
         await self._hold_all(STOP_GRACE_S)
-        await _within_grace(self.app.consumer.commit(), "the last commit of offsets")
+        if not self.app.crashed:
+            # A crash ends the consumer's thread, and nobody would answer.
+            await _within_grace(self.app.consumer.commit(), "the last commit of offsets")
         await self._end_ticker()
         closing = asyncio.gather(*(runner.close() for runner in self._runners.values()))
         await _within_grace(closing, "closing the partitions")
@@ -459,10 +461,19 @@ class BatchWorker:
 
 
 async def _within_grace(work: Awaitable[Any], what: str) -> None:
-    """Await ``work``, but let nothing that Kafka does not answer hold up the end."""
+    """Await ``work``, but let nothing that Kafka does not answer hold up the end.
+
+    What does not end in time is cancelled and left: Faust's commit swallows a cancellation.
+    """
+    task = asyncio.ensure_future(work)
+    done, _ = await asyncio.wait({task}, timeout=STOP_GRACE_S)
+    if not done:
+        task.cancel()
+        logger.warning("%s took more than %.0f s and was given up", what, STOP_GRACE_S)
+        return
     try:
-        await asyncio.wait_for(work, STOP_GRACE_S)
-    except (TimeoutError, KafkaError) as error:
+        task.result()
+    except KafkaError as error:
         logger.warning("%s failed: %r", what, error)
 
 
