@@ -50,6 +50,8 @@ from enum import StrEnum
 from heapq import heapify, heappop, heappush
 from itertools import takewhile
 
+import msgspec
+
 from processors.feedback_align import assemble, attribution, codec, cuts, identity
 from processors.feedback_align.bodies import Bodies
 from processors.feedback_align.model import (
@@ -132,8 +134,7 @@ def _move(fact: Fact, trigger: Trigger) -> None:
     fact.life = after
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True, gc=False):
     """One record, where it is in the log.
 
     Attributes:
@@ -255,6 +256,7 @@ def restore_state(
         session = codec.pack(head, closed.pop(name, {}))
         state.packed[name] = session
         _count(state, session, 1)
+        _count_head(state, session, 1)
         if session.open_since_ms is not None:
             state.open_sessions += 1
             state.opened.append((session.open_since_ms, name))
@@ -337,12 +339,17 @@ def take_changes(state: PartitionState) -> dict[EntryKey, bytes | None]:
     state.forgotten = {}
     sessions = state.sessions
     for key, session in state.changed.items():
-        _count(state, session, -1)
-        for ordinal, data in codec.encode_touched(session).items():
-            changes[(*key, ordinal)] = data
-        _note_open(state, session)
-        session.head = changes[(*key, HEAD)] = codec.encode_head(session)
-        _count(state, session, 1)
+        policy, session_id = key
+        if session.touched:
+            _count(state, session, -1)
+            for ordinal, data in codec.encode_touched(session).items():
+                changes[policy, session_id, ordinal] = data
+            _count(state, session, 1)
+        if session.has_acted or session.open_since_ms is None:
+            _note_open(state, session)
+        _count_head(state, session, -1)
+        session.head = changes[policy, session_id, HEAD] = codec.encode_head(session)
+        _count_head(state, session, 1)
         del sessions[key]
         if session.open_since_ms is None:
             state.packed[key] = codec.pack_session(session)
@@ -356,13 +363,20 @@ def take_changes(state: PartitionState) -> dict[EntryKey, bytes | None]:
 
 
 def _count(state: PartitionState, session: Session | Packed, sign: int) -> None:
+    """Let the entries of a session's closed segments into the sums, or out of them."""
+    state.entries += sign * len(session.entries)
+    state.entry_bytes += sign * sum(map(len, session.entries.values()))
+
+
+def _count_head(state: PartitionState, session: Session | Packed, sign: int) -> None:
     if session.head:
-        state.entries += sign * (1 + len(session.entries))
-        size = len(session.head) + sum(map(len, session.entries.values()))
-        state.entry_bytes += sign * size
+        state.entries += sign
+        state.entry_bytes += sign * len(session.head)
 
 
 def _note_open(state: PartitionState, session: Session) -> None:
+    """Arrivals only rise: what is open longest changes only when something was done."""
+    session.has_acted = False
     since, before = session.earliest_open(), session.open_since_ms
     state.open_sessions += (since is not None) - (before is not None)
     session.open_since_ms = since
@@ -482,6 +496,7 @@ def _act(
     """Do what is due next in a session."""
     assert session.due_ms is not None
     at = session.now_ms = session.due_ms
+    session.has_acted = True
     subject = session.due_subject
     bodies = state.bodies
     if isinstance(subject, Run):
@@ -509,6 +524,7 @@ def _forget(state: PartitionState, session: Session, effects: list[Effect]) -> N
     state.changed.pop(key, None)
     state.open_sessions -= session.open_since_ms is not None
     _count(state, session, -1)
+    _count_head(state, session, -1)
     state.forgotten.setdefault(key, set()).update(session.entries, session.touched)
     effects.append(SessionForgotten(key))
 

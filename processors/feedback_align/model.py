@@ -256,6 +256,7 @@ class Session:
         entries: The entries of closed segments as last written, by ordinal.
         head: The session's own entry as last written.
         open_since_ms: As in ``Packed``, when last written.
+        has_acted: Something due was done since then.
     """
 
     policy: str
@@ -287,6 +288,7 @@ class Session:
     entries: dict[int, bytes] = field(default_factory=dict)
     head: bytes = b""
     open_since_ms: int | None = None
+    has_acted: bool = False
 
     @property
     def key(self) -> SessionKey:

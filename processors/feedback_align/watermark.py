@@ -27,10 +27,16 @@ Payload = DialogueTurn | FeedbackEvent | None
 @dataclass(slots=True)
 class _Side:
     topic: str
-    applied: Position
+    applied_offset: int
+    applied_ms: int
     read_offset: int
     maximum_ms: int
     waiting: deque[tuple[int, int, Payload]] = field(default_factory=deque)
+
+    @classmethod
+    def at(cls, topic: str, position: Position) -> _Side:
+        offset, maximum_ms = position.offset, position.maximum_ms
+        return cls(topic, offset, maximum_ms, offset, maximum_ms)
 
     def read(self, offset: int, timestamp_ms: int, record: Payload) -> None:
         if offset <= self.read_offset:
@@ -46,7 +52,7 @@ class _Side:
 
     def take(self) -> tuple[int, int, Payload]:
         offset, arrival_ms, record = self.waiting.popleft()
-        self.applied = Position(offset, arrival_ms)
+        self.applied_offset, self.applied_ms = offset, arrival_ms
         return offset, arrival_ms, record
 
 
@@ -73,8 +79,7 @@ class Merger:
         self.clock_ms = NEVER
         known = positions or {}
         self._turns, self._feedback = (
-            _Side(topic, at := known.get(topic, Position()), at.offset, at.maximum_ms)
-            for topic in (turns_topic, feedback_topic)
+            _Side.at(topic, known.get(topic, Position())) for topic in (turns_topic, feedback_topic)
         )
 
     def offer(self, topic: str, offset: int, timestamp_ms: int, record: Payload) -> None:
@@ -147,7 +152,10 @@ class Merger:
 
         A restart re-reads what was offered but not handed out, with the same arrivals.
         """
-        return {side.topic: side.applied for side in (self._turns, self._feedback)}
+        return {
+            side.topic: Position(side.applied_offset, side.applied_ms)
+            for side in (self._turns, self._feedback)
+        }
 
     def maxima(self) -> dict[str, int]:
         """The running maximum of each topic as read; ``NEVER`` before its first record."""

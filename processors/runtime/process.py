@@ -28,6 +28,7 @@ STOP_LIMIT_S = 15.0
 SWITCH_INTERVAL_S = 0.001
 """How long the processors' thread may keep the interpreter from the event loop's."""
 
+GC_THRESHOLDS = (50_000, 20, 100)
 CHATTY_LOGGERS = ("aiokafka", "faust", "mode")
 
 
@@ -140,6 +141,10 @@ def _execute(worker: BatchWorker) -> int:
     )
     process.spinner = None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    # State is many small objects that live long: Python's own thresholds search it for cycles
+    # all the time, which costs a seventh of all work.
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     try:
         process.execute_from_commandline()
     except SystemExit as stop:

@@ -22,11 +22,13 @@ from processors.feedback_align.machine import (
     Reject,
     new_state,
     next_due_ms,
+    oldest_open,
     restore_state,
     step,
     take_changes,
 )
 from processors.feedback_align.model import (
+    HEAD,
     EntryKey,
     Life,
     Pending,
@@ -298,6 +300,36 @@ def test_encoding_is_stable(seed: int) -> None:
             assert codec.encode_head(session) == packed.head
             session.touched = set(packed.entries)
             assert codec.encode_touched(session) == packed.entries
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_what_is_said_of_the_state_is_what_was_written(seed: int) -> None:
+    rng = Random(seed)
+    state, kept = new_state(hot_sessions=rng.choice((0, 1, 9))), dict[EntryKey, bytes]()
+    for item in random_log(seed, sessions=3):
+        state, _ = step(state, item, TINY)
+        if rng.random() < 0.5:
+            continue
+        keep(state, kept)
+        assert (state.entries, state.entry_bytes) == (len(kept), sum(map(len, kept.values())))
+        heads = {key[:2]: codec.pack(head, {}) for key, head in kept.items() if key[2] == HEAD}
+        since = {name: head.open_since_ms for name, head in heads.items()}
+        opened = sorted((ms, name) for name, ms in since.items() if ms is not None)
+        assert state.open_sessions == len(opened)
+        assert oldest_open(state) == (opened[0] if opened else None)
+        again = restore_state(new_state(), kept.items(), state.clock_ms)
+        assert (again.entries, again.entry_bytes) == (state.entries, state.entry_bytes)
+        assert (again.open_sessions, oldest_open(again)) == (len(opened), oldest_open(state))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_open_since_is_the_earliest_arrival_of_what_is_open(seed: int) -> None:
+    state = new_state()
+    for item in random_log(seed):
+        state, _ = step(state, item, TINY)
+        take_changes(state)
+        assert all(s.open_since_ms == s.earliest_open() for s in state.sessions.values())
+        assert all(s.open_since_ms is None for s in state.packed.values())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
