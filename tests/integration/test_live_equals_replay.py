@@ -201,9 +201,11 @@ class ReplayBench(Bench):
     def assert_equal(self, app: str, expected: tuple[Written, Died]) -> None:
         """Wait until an application has put out as much as expected; it is the same."""
         wanted = sum(counter.total() for counter in expected)
+        topics = topics_of(f"{self.prefix}-{app}")
 
         def is_there() -> bool:
-            return sum(counter.total() for counter in self.written(app)) >= wanted
+            outputs = (self.read(t, PARTITIONS) for t in (topics.segments, topics.dead_letters))
+            return sum(map(len, outputs)) >= wanted
 
         wait_until(is_there, f"all outputs of {app}", SETTLED_S, 0.3)
         assert self.written(app) == expected
