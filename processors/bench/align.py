@@ -20,6 +20,7 @@ from pathlib import Path
 
 from processors.bench import quix_env
 from processors.bench.cluster import (
+    REPLAYED,
     Names,
     OnStep,
     Topics,
@@ -29,9 +30,10 @@ from processors.bench.cluster import (
     write_config,
 )
 from processors.bench.dialogue import DialoguePlan
-from processors.bench.log import LogRecord, make_log
-from processors.bench.plain import expected_outputs
+from processors.bench.log import LogRecord, Side, make_log
+from processors.bench.plain import expected_outputs, run_in_batches
 from processors.bench.process import BenchError, Outputs, Subject
+from processors.bench.profile import Profile
 from processors.bench.subjects.job import FIRST, LAST, Job, Mark, read_marks, write_job
 from streams.bench.machine import describe_machine
 from streams.bench.report import Goal, Metrics, Report, ratios_to
@@ -95,7 +97,7 @@ class _Bench:
     plan: AlignPlan
     settings: Settings
     bootstrap: str
-    names: Names
+    sides: Mapping[Side, str]
     topics: Topics
     folder: Path
     records: int
@@ -125,8 +127,8 @@ class _Bench:
             name=name,
             config=str(self.folder / "config.yaml"),
             bootstrap_servers=self.bootstrap,
-            turns=self.names.of("turns"),
-            feedback=self.names.of("feedback"),
+            turns=self.sides["turns"],
+            feedback=self.sides["feedback"],
             segments=f"{name}.segments",
             dead_letters=f"{name}.dead_letters",
             changelog=f"{name}.state",
@@ -177,12 +179,24 @@ class _Bench:
         return {SPEED: self.records / seconds, "cpu_s": last.cpu_s - first.cpu_s}
 
 
-def run(settings: Settings, plan: AlignPlan, on_step: OnStep) -> tuple[Report, Path | None]:
+@dataclass(frozen=True, slots=True)
+class Profiles:
+    """Where the time goes; :func:`processors.bench.profile.read_stacks` reads both files.
+
+    Attributes:
+        worker: Of ``ours``, main thread and others.
+        plain: Of one pass over the log without a framework: what the aligner itself takes.
+    """
+
+    worker: Path
+    plain: Path
+
+
+def run(settings: Settings, plan: AlignPlan, on_step: OnStep) -> tuple[Report, Profiles | None]:
     """Measure everything.
 
     Returns:
-        The report, and the profile of ``ours`` if one was wanted
-        (:func:`processors.bench.profile.read_stacks` reads it).
+        The report, and where the time goes if that was wanted.
 
     Raises:
         BenchError: A subject's outputs are wrong, or it cannot be run.
@@ -201,19 +215,19 @@ def _run_on(
     bootstrap: str,
     machine: Mapping[str, object],
     on_step: OnStep,
-) -> tuple[Report, Path | None]:
+) -> tuple[Report, Profiles | None]:
     names = Names.fresh("align")
     folder = bench_dir(settings) / names.prefix
     folder.mkdir()
     topics = Topics(settings.kafka, bootstrap, plan.partitions)
     try:
         write_config(settings, bootstrap, folder / "config.yaml")
-        bench = _prepare(plan, bootstrap, names, topics, folder, on_step)
+        bench, log = _prepare(plan, bootstrap, names, topics, folder, on_step)
         measures: dict[str, Callable[[], Mapping[str, float]]] = {
             subject: partial(bench.measure, subject) for subject in plan.subjects
         }
         measured = measure_in_turn(measures, plan.repetitions, on_step)
-        result = _report(machine, measured), _profile(bench, on_step)
+        result = _report(machine, measured), _profile(bench, log, on_step)
     finally:
         topics.delete_all()
     # After a failure it stays: it holds the log of the process that failed.
@@ -228,19 +242,19 @@ def _prepare(
     topics: Topics,
     folder: Path,
     on_step: OnStep,
-) -> _Bench:
+) -> tuple[_Bench, Sequence[LogRecord]]:
     settings = load_settings(folder / "config.yaml", environ={})
     on_step(f"making {plan.records} records of dialogue and what must come of them")
     codec = build_codec()
     log = make_log(plan.dialogue, plan.records, plan.partitions, codec, settings.align)
-    sides = {"turns": names.of("turns"), "feedback": names.of("feedback")}
+    sides: dict[Side, str] = {"turns": names.of("turns"), "feedback": names.of("feedback")}
     expected = expected_outputs(log, sides, codec, settings.align)
     if not expected:
         raise BenchError("no segment comes of this log; measure more records")
-    topics.make({TURNS: sides["turns"], FEEDBACK: sides["feedback"]}, replay=True)
+    topics.make({TURNS: sides["turns"], FEEDBACK: sides["feedback"]}, **REPLAYED)
     produce(log, sides, settings.kafka, bootstrap)
     on_step(_describe(log, expected))
-    return _Bench(plan, settings, bootstrap, names, topics, folder, len(log), expected)
+    return _Bench(plan, settings, bootstrap, sides, topics, folder, len(log), expected), log
 
 
 def _describe(log: Sequence[LogRecord], expected: Counter[bytes]) -> str:
@@ -262,13 +276,21 @@ def _report(machine: Mapping[str, object], measured: Mapping[str, Metrics]) -> R
     return Report(bench="align", machine=machine, subjects=measured, ratios=ratios, goals=goals)
 
 
-def _profile(bench: _Bench, on_step: OnStep) -> Path | None:
+def _profile(bench: _Bench, log: Sequence[LogRecord], on_step: OnStep) -> Profiles | None:
     if not bench.plan.profile:
         return None
     on_step(f"{OURS}: once more, to see where the time goes")
-    path = bench.folder.parent / "align-profile.txt"
-    bench.measure(OURS, profile=path)
-    return path
+    profiles = Profiles(
+        bench.folder.parent / "align-worker.profile", bench.folder.parent / "align-plain.profile"
+    )
+    bench.measure(OURS, profile=profiles.worker)
+    profile = Profile(profiles.plain)
+    profile.start()
+    try:
+        run_in_batches(log, bench.sides, build_codec(), bench.settings.align)
+    finally:
+        profile.stop()
+    return profiles
 
 
-__all__ = ["SUBJECTS", "AlignPlan", "run"]
+__all__ = ["SUBJECTS", "AlignPlan", "Profiles", "run"]

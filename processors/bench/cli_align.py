@@ -11,7 +11,12 @@ from streams.cli.common import settings_of, terminable
 from streams.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console
+
+    from processors.bench.align import Profiles
+    from processors.bench.profile import Share
 
 app = typer.Typer(add_completion=False)
 
@@ -55,10 +60,10 @@ def align(
     )
     console = Console()
     with terminable():
-        report, stacks = run(settings, plan, lambda text: console.print(text, highlight=False))
+        report, profiles = run(settings, plan, lambda text: console.print(text, highlight=False))
     show(report, console)
-    if stacks is not None:
-        _show_profile(stacks, console)
+    if profiles is not None:
+        _show_profiles(profiles, console)
     if json_file is not None:
         write_json(report, json_file)
 
@@ -75,18 +80,21 @@ def _chosen(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
-def _show_profile(path: Path, console: Console) -> None:
-    from rich.table import Table
-
+def _show_profiles(profiles: Profiles, console: Console) -> None:
     from processors.bench.profile import by_function, by_stage, read_stacks
 
-    stacks = read_stacks(path)
-    for title, shares in (
-        ("stage", by_stage(stacks)),
-        ("function, itself", by_function(stacks, _FUNCTIONS)),
-    ):
-        table = Table(title, "s", "share")
-        for share in shares:
-            table.add_row(share.stage, f"{share.seconds:.2f}", f"{share.share:.1%}")
-        console.print(table)
-    console.print(f"stacks, for flame graph tools: {path}", soft_wrap=True, highlight=False)
+    plain = read_stacks(profiles.plain)
+    _print_shares("the worker", by_stage(read_stacks(profiles.worker)), console)
+    _print_shares("the aligner alone", by_stage(plain), console)
+    _print_shares("the aligner's functions", by_function(plain, _FUNCTIONS), console)
+    for path in (profiles.worker, profiles.plain):
+        console.print(f"stacks, for flame graph tools: {path}", soft_wrap=True, highlight=False)
+
+
+def _print_shares(title: str, shares: Sequence[Share], console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(title, "cpu s", "share")
+    for share in shares:
+        table.add_row(share.stage, f"{share.seconds:.2f}", f"{share.share:.1%}")
+    console.print(table)

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from processors.bench.log import LogRecord
+from processors.bench.log import LogRecord, Side
 from streams.errors import BrokerError
 from streams.kafka.admin import apply_inventory
 from streams.kafka.clients import make_admin, make_producer
@@ -23,6 +23,8 @@ from streams.topics import Inventory, Topic, load_inventory
 
 FLUSH_S = 120.0
 OnStep = Callable[[str], None]
+REPLAYED: Mapping[str, Any] = {"timestamp_type": "CreateTime", "retention_ms": -1}
+"""For :meth:`Topics.make`: inputs that carry arrivals of their own, however long ago."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +104,33 @@ class Topics:
         self._inventory = load_inventory()
         self._made: list[str] = []
 
-    def make(self, names: Mapping[str, str], *, replay: bool = False) -> None:
+    def make(
+        self,
+        names: Mapping[str, str],
+        *,
+        timestamp_type: str | None = None,
+        retention_ms: int | None = None,
+        extra: Mapping[str, str] | None = None,
+    ) -> None:
         """Make topics under names of the bench's own; they can be used afterwards.
 
         Args:
             names: By the name of the inventory's topic that they are like.
-            replay: Whether they carry arrivals of their own, and for ever.
+            timestamp_type: Another one than the inventory's.
+            retention_ms: Likewise; arrivals of long ago need -1.
+            extra: Further settings, by Kafka's names.
 
         Raises:
             TopicError: The cluster refuses.
             BrokerError: It cannot be reached.
         """
         topics = [self._like(self._inventory[like], name) for like, name in names.items()]
-        if replay:
-            topics = [replace(t, timestamp_type="CreateTime", retention_ms=-1) for t in topics]
+        if timestamp_type is not None:
+            topics = [replace(topic, timestamp_type=timestamp_type) for topic in topics]
+        if retention_ms is not None:
+            topics = [replace(topic, retention_ms=retention_ms) for topic in topics]
+        if extra:
+            topics = [replace(topic, extra={**topic.extra, **extra}) for topic in topics]
         self._made.extend(names.values())
         apply_inventory(self._kafka, self._bootstrap, Inventory(tuple(topics)))
 
@@ -135,7 +150,7 @@ class Topics:
 
 
 def produce(
-    log: Iterable[LogRecord], names: Mapping[str, str], kafka: KafkaSettings, bootstrap: str
+    log: Iterable[LogRecord], names: Mapping[Side, str], kafka: KafkaSettings, bootstrap: str
 ) -> None:
     """Write a log with its arrivals into the topics of its sides.
 
@@ -173,6 +188,7 @@ def produce(
 
 
 __all__ = [
+    "REPLAYED",
     "Names",
     "Topics",
     "bench_broker",

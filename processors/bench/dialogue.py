@@ -8,8 +8,8 @@ so that every bench and every machine meets the same dialogue):
 - feedback for a third of the replies, 2 to 40 s after them, a tenth of it 2 to 9 minutes
   after; seven tenths names its reply, the rest is attributed by time; a twentieth is changed
   by a second event that supersedes it;
-- half of the conversations end with ``session_done``, a tenth pause for longer than the
-  aligner's default gap, one reply in fifty is regenerated;
+- half of the conversations end with ``session_done``, a tenth pause for long, one reply in
+  fifty is regenerated;
 - one record in fifty arrives up to 5 s late, so out of order; one in two hundred twice.
 """
 
@@ -30,10 +30,11 @@ SUPERSEDED = 0.05
 DONE = 0.5
 PAUSED = 0.1
 REGENERATED = 0.02
+MEAN_EXCHANGES = 4.0
 OUT_OF_ORDER = 0.02
 TWICE = 0.005
 
-PAUSE_MS = 360_000
+REPLY_MS = (500, 6_000)
 _POOL_WORDS = 40_000
 _POOL_TOKENS = 20_000
 _VOCABULARY = 49_152
@@ -70,6 +71,8 @@ class DialoguePlan:
         think_ms: The mean time a user takes for the next message.
         seed: Of the random choices; equal plans make equal dialogue.
         longest: Most exchanges of one conversation.
+        pause_ms: How long a pause is; by default longer than the aligner's default gap.
+        ramp_ms: Within this time the first conversations begin.
         prefix: In front of every session id, to tell several plans' sessions apart.
     """
 
@@ -78,7 +81,16 @@ class DialoguePlan:
     think_ms: int = 12_000
     seed: int = 1
     longest: int = 24
+    pause_ms: int = 360_000
+    ramp_ms: int = 60_000
     prefix: str = "session"
+
+
+def talking_for(turns_per_s: float, think_ms: int, pause_ms: int) -> int:
+    """How many conversations at any time give so many turns a second, about."""
+    exchange_ms = think_ms + sum(REPLY_MS) / 2
+    conversation_ms = MEAN_EXCHANGES * exchange_ms + PAUSED * pause_ms
+    return max(1, round(turns_per_s * conversation_ms / 1000 / (2 * MEAN_EXCHANGES)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +136,7 @@ class _Writer:
         at_ms = begin_ms
         for number in range(exchanges):
             if number and number == pause_before:
-                at_ms += PAUSE_MS
+                at_ms += plan.pause_ms
             ends = done and number == exchanges - 1
             at_ms, parent = self._exchange(events, session, user, parent, at_ms, ends=ends)
             at_ms += int(rng.uniform(0.3, 1.7) * plan.think_ms)
@@ -146,7 +158,7 @@ class _Writer:
         events.append(self._sent(prompt))
         replies = 2 if rng.random() < REGENERATED else 1
         for number in range(replies):
-            at_ms += rng.randrange(500, 6_000)
+            at_ms += rng.randrange(*REPLY_MS)
             last = number == replies - 1
             reply = self._reply(session, user, prompt, at_ms, ends=ends and last)
             events.append(self._sent(reply))
@@ -251,9 +263,8 @@ class _Writer:
 def conversations(plan: DialoguePlan) -> Iterator[Event]:
     """Endless dialogue in the order of its arrival; the same for the same plan."""
     writer = _Writer(plan)
-    # Not all at once: the first conversations begin within a minute.
     spread = random.Random(plan.seed + 1)
-    begins = [plan.begin_ms + spread.randrange(60_000) for _ in range(plan.talking)]
+    begins = [plan.begin_ms + spread.randrange(max(1, plan.ramp_ms)) for _ in range(plan.talking)]
     heapq.heapify(begins)
     queue: list[_Queued] = []
     number = 0
@@ -267,4 +278,4 @@ def conversations(plan: DialoguePlan) -> Iterator[Event]:
             yield heapq.heappop(queue).event
 
 
-__all__ = ["DialoguePlan", "Event", "conversations"]
+__all__ = ["DialoguePlan", "Event", "conversations", "talking_for"]

@@ -12,7 +12,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from processors.bench.log import LogRecord
+from processors.bench.log import LogRecord, Side
 from processors.feedback_align import machine
 from processors.feedback_align.model import Source
 from processors.feedback_align.watermark import Merger, Payload
@@ -20,6 +20,8 @@ from streams.contracts import DialogueTurn, FeedbackEvent
 from streams.errors import StateError
 from streams.serde import Codec
 from streams.settings import AlignSettings
+
+_BATCH_RECORDS = 500
 
 Output = tuple[bytes, bytes]
 """Key and value of a segment."""
@@ -96,7 +98,7 @@ class PlainAligner:
 
 
 def expected_outputs(
-    log: Iterable[LogRecord], names: Mapping[str, str], codec: Codec, settings: AlignSettings
+    log: Iterable[LogRecord], names: Mapping[Side, str], codec: Codec, settings: AlignSettings
 ) -> Counter[bytes]:
     """The multiset of outputs (see :func:`fingerprint`) that a log must give.
 
@@ -120,9 +122,33 @@ def expected_outputs(
     return found
 
 
+def run_in_batches(
+    log: Iterable[LogRecord], names: Mapping[Side, str], codec: Codec, settings: AlignSettings
+) -> None:
+    """Run over a log as the worker does: many records at once, then their changes encoded.
+
+    Arguments as :func:`expected_outputs`.
+    """
+    aligners: dict[int, PlainAligner] = {}
+    offered: Counter[int] = Counter()
+    for record in log:
+        partition = record.partition
+        aligner = aligners.get(partition)
+        if aligner is None:
+            aligner = aligners[partition] = PlainAligner(
+                partition, names["turns"], names["feedback"], codec, settings
+            )
+        aligner.offer(names[record.side], record.offset, record.arrival_ms, record.value)
+        offered[partition] += 1
+        if offered[partition] % _BATCH_RECORDS == 0 or record.value is None:
+            aligner.drain(advance=True)
+            for _ in aligner.changes():
+                pass
+
+
 def fingerprint(key: bytes, value: bytes) -> bytes:
     """A digest of an output; its value holds segment id and revision."""
     return hashlib.blake2b(value, digest_size=16, key=key[:64]).digest()
 
 
-__all__ = ["Output", "PlainAligner", "expected_outputs", "fingerprint"]
+__all__ = ["Output", "PlainAligner", "expected_outputs", "fingerprint", "run_in_batches"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO, TYPE_CHECKING, Any
 
 import psutil
 
@@ -26,6 +27,7 @@ _TAIL_LINES = 20
 _ADDRESSES = ("SCHEMA_REGISTRY_URL", "KAFKA_BOOTSTRAP_SERVERS")
 _READ_RECORDS = 2_000
 _READ_S = 0.05
+_POLL_S = 0.02
 
 
 class BenchError(ClawstreamError):
@@ -85,6 +87,22 @@ class Subject:
         """Its resident memory."""
         return int(self._seen.memory_info().rss)
 
+    def wait_event(self, event: str, limit_s: float) -> dict[str, Any]:
+        """Wait until it prints a line of JSON with this ``event``, which is returned.
+
+        Raises:
+            BenchError: It ended, or the time ran out.
+        """
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            for line in self.marks.read_text(encoding="utf-8", errors="replace").splitlines():
+                found = _json_object(line)
+                if found.get("event") == event:
+                    return found
+            self.check_alive()
+            time.sleep(_POLL_S)
+        raise self.failure(f"did not say {event!r} within {limit_s:g} s")
+
     def check_alive(self) -> None:
         """See that it runs.
 
@@ -99,6 +117,14 @@ class Subject:
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
         shown = "\n".join(lines[-_TAIL_LINES:])
         return BenchError(f"a measured process {what}; its log, {self.log}, ends:\n{shown}")
+
+
+def _json_object(line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _spawn(

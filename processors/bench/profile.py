@@ -1,14 +1,17 @@
 """Where a process spends its time, by sampling it from within.
 
-Every few milliseconds a thread looks at the stacks of all threads and charges each with the
-processor time it used since the last look, so that waiting costs nothing and no call is made
-slower by being counted. Samples fall between bytecodes: a call into C is charged to the
-Python function that made it.
+Every few milliseconds the kernel interrupts the main thread. Its stack is then charged with
+the processor time that it used since the last look, so that waiting costs nothing and no call
+is made slower by being counted; a call into C is charged to the Python function that made it.
+Other threads are charged as a whole: when Python looks at one it is where it let the
+interpreter go, not where it spends its time. Garbage collections are told apart, for they
+would be charged to whoever happened to allocate.
 """
 
 from __future__ import annotations
 
-import sys
+import gc
+import signal
 import threading
 import time
 from collections import Counter
@@ -16,10 +19,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 INTERVAL_S = 0.004
-SWITCH_S = 0.0002
+_WRITE_S = 1.0
 _THREADS = Path("/proc/self/task")
+
+COLLECTING = ("gc:collect",)
+THREAD = "thread "
 
 STAGES: Sequence[tuple[str, Sequence[str]]] = (
     ("decode", ("streams.serde.codec:decode", "processors.runtime.decoding")),
@@ -34,6 +41,7 @@ STAGES: Sequence[tuple[str, Sequence[str]]] = (
     ("connection", ("aiokafka.",)),
     ("runtime", ("processors.runtime.", "prometheus_client.")),
     ("faust", ("faust.", "mode.")),
+    ("garbage collection", ("gc:",)),
     ("event loop", ("asyncio.", "selectors")),
 )  # fmt: skip
 """Stages by the innermost frame that belongs to one: ``module`` or ``module:function``
@@ -52,7 +60,7 @@ class Share:
 
 
 class Profile:
-    """Samples this process until it ends and keeps a file up to date.
+    """Samples this process and keeps a file up to date.
 
     Args:
         path: The file: one line per different stack, its frames from outside in with
@@ -65,37 +73,62 @@ class Profile:
         self._interval_s = interval_s
         self._stacks: Counter[tuple[str, ...]] = Counter()
         self._used: dict[int, int] = {}
+        self._collecting_since = 0
+        self._collected: Counter[int] = Counter()
+        self._written_s = 0.0
+        self._looking = False
+        self._handler: Any = None
 
     def start(self) -> None:
-        """Begin, in a daemon thread."""
-        threading.Thread(target=self._run, name="profile", daemon=True).start()
+        """Begin. Only the main thread may.
 
-    def _run(self) -> None:
-        me = threading.get_ident()
-        # Else a look would come when a thread lets go by itself, to wait: that would be blamed.
-        sys.setswitchinterval(SWITCH_S)
-        written_s = time.monotonic()
-        while True:
-            time.sleep(self._interval_s)
-            self._look(me)
-            if time.monotonic() - written_s > 1:
-                self._write()
-                written_s = time.monotonic()
+        It takes SIGALRM, which nothing else of ours does.
+        """
+        gc.callbacks.append(self._on_collection)
+        self._handler = signal.signal(signal.SIGALRM, self._look)
+        signal.setitimer(signal.ITIMER_REAL, self._interval_s, self._interval_s)
 
-    def _look(self, me: int) -> None:
-        natives = {t.ident: t.native_id for t in threading.enumerate()}
-        for ident, frame in sys._current_frames().items():
-            native = natives.get(ident)
-            if ident == me or native is None:
+    def stop(self) -> None:
+        """End, and write what was seen."""
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, self._handler)
+        gc.callbacks.remove(self._on_collection)
+        self._write()
+
+    def _on_collection(self, phase: str, _info: object) -> None:
+        if phase == "start":
+            self._collecting_since = time.thread_time_ns()
+        else:
+            spent = time.thread_time_ns() - self._collecting_since
+            self._collected[threading.get_native_id()] += spent
+
+    def _look(self, _signal: int, frame: FrameType | None) -> None:
+        if self._looking:
+            return
+        self._looking = True
+        main = threading.main_thread().native_id
+        for thread in threading.enumerate():
+            native = thread.native_id
+            if native is None:
                 continue
-            used_ns = _used_ns(native)
-            before = self._used.get(native)
-            self._used[native] = used_ns
-            if before is not None and used_ns > before:
-                self._stacks[_stack(frame)] += (used_ns - before) // 1000
+            stack = _stack(frame) if native == main else (THREAD + thread.name,)
+            self._charge(native, stack)
+        if time.monotonic() - self._written_s > _WRITE_S:
+            self._written_s = time.monotonic()
+            self._write()
+        self._looking = False
+
+    def _charge(self, native: int, stack: tuple[str, ...]) -> None:
+        used_ns = _used_ns(native)
+        before = self._used.get(native)
+        self._used[native] = used_ns
+        if before is not None and used_ns > before:
+            collected_ns = self._collected.pop(native, 0)
+            self._stacks[COLLECTING] += collected_ns // 1000
+            self._stacks[stack] += max(0, used_ns - before - collected_ns) // 1000
 
     def _write(self) -> None:
-        lines = [f"{';'.join(stack)} {spent}\n" for stack, spent in self._stacks.items()]
+        lines = [f"{';'.join(stack)} {spent}\n" for stack, spent in self._stacks.items() if stack]
         temporary = self._path.with_suffix(".part")
         temporary.write_text("".join(lines), encoding="utf-8")
         temporary.replace(self._path)
@@ -114,7 +147,9 @@ def _stack(frame: FrameType | None) -> tuple[str, ...]:
     names: list[str] = []
     while frame is not None:
         module = frame.f_globals.get("__name__", "?")
-        names.append(f"{module}:{frame.f_code.co_name}")
+        # What looks is not what is looked for.
+        if module != __name__:
+            names.append(f"{module}:{frame.f_code.co_name}")
         frame = frame.f_back
     return tuple(reversed(names))
 
@@ -150,6 +185,8 @@ def _shares(
 
 
 def _stage(stack: tuple[str, ...]) -> str:
+    if stack[0].startswith(THREAD):
+        return stack[0]
     for frame in reversed(stack):
         for stage, prefixes in STAGES:
             if frame.startswith(tuple(prefixes)):

@@ -140,8 +140,20 @@ def ratios_to(
     }
 
 
+def percentile(values: Sequence[float], share: float) -> float:
+    """The smallest value that at least ``share`` (in (0, 1]) of all values do not exceed.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if not values:
+        raise ValueError("no values have no percentile")
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+
+
 def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-__all__ = ["Goal", "Metrics", "Report", "Spread", "ratio", "ratios_to"]
+__all__ = ["Goal", "Metrics", "Report", "Spread", "percentile", "ratio", "ratios_to"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -78,13 +78,24 @@ def _tables(report: Report) -> Iterator[Table]:
 
 
 def _subjects(report: Report) -> Table:
-    """One row a subject, one column a metric."""
+    """Subjects against metrics; of the two, what there is more of goes down the side."""
     metrics = list(dict.fromkeys(name for of in report.subjects.values() for name in of))
-    table = Table("subject", *metrics)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    if len(metrics) > len(report.subjects):
+        table = _figures("metric", report.subjects)
+        for metric in metrics:
+            cells = (_cell(of, metric) for of in report.subjects.values())
+            table.add_row(metric, *cells)
+        return table
+    table = _figures("subject", metrics)
     for name, of in report.subjects.items():
         table.add_row(name, *(_cell(of, metric) for metric in metrics))
+    return table
+
+
+def _figures(side: str, columns: Iterable[str]) -> Table:
+    table = Table(side)
+    for name in columns:
+        table.add_column(name, justify="right")
     return table
 
 

@@ -11,6 +11,9 @@ from streams.cli.root import Entry, Lazy
 
 BENCHES: dict[str, Entry] = {
     "align": Entry("processors.bench.cli_align", "The aligner against other frameworks."),
+    "closing-delay": Entry(
+        "processors.bench.cli_delay", "From the moment a segment is due until readers have it."
+    ),
 }
 
 

@@ -33,8 +33,9 @@ class Job:
         dead_letters: Where the real worker's dead letters go.
         changelog: The real worker's state.
         partitions: Of each topic.
-        records: In both input topics together, ticks included.
+        records: In both input topics together, ticks included; 0 if that is not known.
         folder: For files of this measurement alone.
+        replay: Whether the log is a finished one, with arrivals of its own.
         profile: Where to write how the time was spent; None for not looking.
     """
 
@@ -49,6 +50,7 @@ class Job:
     partitions: int
     records: int
     folder: str
+    replay: bool = True
     profile: str | None = None
 
 

@@ -1,6 +1,6 @@
 """``ours``: the aligner's worker as users run it, changelog and transactions and all.
 
-Settings are those of the user. One thing differs, since the log is a finished one: its topics
+Settings are those of the user. One thing differs where the log is a finished one: its topics
 are CreateTime and carry their arrivals, as for a replay, so the worker sends no ticks of its
 own; those of the log are read.
 """
@@ -64,7 +64,7 @@ def main(job: Job) -> int:
     spec = build_spec(settings, metrics, app_id=job.name, topics=topics, changelog=job.changelog)
     if job.profile is not None:
         Profile(Path(job.profile)).start()
-    return run_worker(replay_spec(spec), settings, metrics)
+    return run_worker(replay_spec(spec) if job.replay else spec, settings, metrics)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from streams.bench.report import Goal, Report, Spread, ratio, ratios_to
+from streams.bench.report import Goal, Report, Spread, percentile, ratio, ratios_to
 
 MEASURED = {
     "ours": {"records_per_s": [100.0, 300.0, 200.0], "cpu_s": [1.0, 1.0, 2.0]},
@@ -46,6 +46,18 @@ def test_ratios_are_to_the_subjects_that_were_measured() -> None:
     found = ratios_to(MEASURED, "ours", "cpu_s", ["other", "absent"])
     assert found == {"ours/other": Spread(0.5, 0.25, 0.5)}
     assert ratios_to(MEASURED, "absent", "cpu_s", ["other"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("share", "value"), [(0.01, 10.0), (0.5, 30.0), (0.6, 30.0), (0.61, 40.0), (1.0, 50.0)]
+)
+def test_percentiles(share: float, value: float) -> None:
+    assert percentile([50.0, 10.0, 40.0, 20.0, 30.0], share) == value
+
+
+def test_no_values_have_no_percentile() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        percentile([], 0.5)
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,13 @@ def test_the_median_stands_before_the_spread() -> None:
     assert "│ bare    │                      │  0.50 │" in text
 
 
+def test_many_metrics_go_down_the_side() -> None:
+    subjects = {"ours": {"p50": [1.0], "p99": [2.0]}}
+    text = shown(Report(bench="delay", machine=describe_machine(), subjects=subjects))
+    assert "│ p50    │ 1.00 │" in text
+    assert "│ p99    │ 2.00 │" in text
+
+
 def test_a_goal_missed_is_shown_as_missed() -> None:
     text = shown(report(Goal("speed", 5.0, 3.0), Goal("delay", 500.0, 20.0, at_most=True)))
     assert "at least 5.00" in text

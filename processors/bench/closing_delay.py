@@ -1,0 +1,277 @@
+"""``clawstream bench closing-delay``: from the moment a segment is due until readers have it.
+
+Users converse at a steady rate, and the aligner's worker runs as users run it. A segment says
+when it was due (``closed_at``, on the broker's clock). *Appended* is when the broker took it
+(the bench's topic of segments is LogAppendTime), *visible* when a ``read_committed`` reader
+had it, by the clock of this machine: with a broker elsewhere the clocks must agree.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import msgspec
+from confluent_kafka import Consumer, TopicPartition
+
+from processors.bench.cluster import (
+    Names,
+    OnStep,
+    Topics,
+    bench_broker,
+    bench_dir,
+    write_config,
+)
+from processors.bench.dialogue import DialoguePlan, talking_for
+from processors.bench.process import BenchError, Subject
+from processors.bench.subjects.job import Job, write_job
+from processors.bench.subjects.load import BEGUN, DONE, LoadJob
+from streams.bench.machine import describe_machine
+from streams.bench.report import Goal, Report, percentile
+from streams.bench.turns import measure_in_turn
+from streams.contracts import TrajectorySegment
+from streams.kafka.clients import make_consumer
+from streams.process import READY
+from streams.serde import build_codec
+from streams.settings import Settings, load_settings
+from streams.topics import ALIGN_STATE, DEAD_LETTERS, FEEDBACK, SEGMENTS, TURNS
+
+GOAL_MS = 500.0
+GOAL = "visible_ms_p99"
+SHARES = (("p50", 0.50), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
+READY_S = 120.0
+LATEST_MS = 250
+"""A load that fell behind its own schedule by more than this was no steady one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DelayPlan:
+    """What is measured.
+
+    Attributes:
+        turns_per_s: The rate.
+        seconds: How long delays are measured, after the warm-up.
+        warm_up_s: Until the rate is steady and segments of all kinds close.
+        settle_ms: The aligner's; short, so that a minute sees many closings.
+        gap_ms: The aligner's, likewise.
+        repetitions: How often.
+        partitions: Of each topic.
+    """
+
+    turns_per_s: float = 1_000.0
+    seconds: float = 60.0
+    warm_up_s: float = 40.0
+    settle_ms: int = 5_000
+    gap_ms: int = 20_000
+    repetitions: int = 1
+    partitions: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """One segment as it became visible."""
+
+    appended_ms: int
+    visible_ms: int
+    value: bytes
+
+
+class _Reader:
+    """Notes in a thread when each segment became visible."""
+
+    def __init__(self, consumer: Consumer, topic: str, partitions: int) -> None:
+        self._consumer = consumer
+        self._consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="reader", daemon=True)
+        self.seen: list[_Seen] = []
+
+    def __enter__(self) -> _Reader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._consumer.close()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            messages = self._consumer.consume(500, 0.005)
+            now_ms = time.time_ns() // 1_000_000
+            for message in messages:
+                value = message.value()
+                if message.error() is None and value is not None:
+                    self.seen.append(_Seen(message.timestamp()[1], now_ms, value))
+
+
+@dataclass(frozen=True, slots=True)
+class _Bench:
+    plan: DelayPlan
+    settings: Settings
+    bootstrap: str
+    topics: Topics
+    folder: Path
+
+    def measure(self) -> dict[str, float]:
+        """One repetition, with topics and a worker of its own."""
+        names = Names.fresh("delay")
+        self.topics.make(
+            {
+                TURNS: names.of("turns"),
+                FEEDBACK: names.of("feedback"),
+                DEAD_LETTERS: names.of("dead_letters"),
+                ALIGN_STATE: names.of("state"),
+            }
+        )
+        self.topics.make({SEGMENTS: names.of("segments")}, timestamp_type="LogAppendTime")
+        consumer = make_consumer(
+            self.settings.kafka,
+            self.bootstrap,
+            group=names.of("reader"),
+            overrides={"fetch.wait.max.ms": 10},
+        )
+        with (
+            self._worker(names) as worker,
+            _Reader(consumer, names.of("segments"), self.plan.partitions) as reader,
+        ):
+            worker.wait_event(READY, READY_S)
+            return self._under_load(names, worker, reader)
+
+    def _under_load(self, names: Names, worker: Subject, reader: _Reader) -> dict[str, float]:
+        plan = self.plan
+        with self._load(names) as load:
+            limit_s = 10 * (plan.seconds + plan.warm_up_s) + READY_S
+            begun = load.wait_event(BEGUN, limit_s)
+            _sleep_until(begun["begin_ms"] + plan.warm_up_s * 1000)
+            cpu_before_s = worker.cpu_s()
+            done = load.wait_event(DONE, limit_s)
+            cpu_s = worker.cpu_s() - cpu_before_s
+        worker.check_alive()
+        if done["unsent"] or done["late_ms"] > LATEST_MS:
+            raise BenchError(
+                f"the load could not keep its rate (up to {done['late_ms']} ms late, "
+                f"{done['unsent']} not sent): this machine is too busy, lower --rate"
+            )
+        # What was due at the very end is on its way.
+        time.sleep(2.0)
+        from_ms = begun["begin_ms"] + plan.warm_up_s * 1000
+        figures = _delays(reader.seen, from_ms, done["end_ms"])
+        seconds = plan.seconds + plan.warm_up_s
+        return {
+            **figures,
+            "turns_per_s": begun["turns"] / seconds,
+            "worker_cpu_share": cpu_s / plan.seconds,
+        }
+
+    def _worker(self, names: Names) -> Subject:
+        folder = self.folder / names.prefix
+        folder.mkdir()
+        job = Job(
+            name=names.of("align"),
+            config=str(self.folder / "config.yaml"),
+            bootstrap_servers=self.bootstrap,
+            turns=names.of("turns"),
+            feedback=names.of("feedback"),
+            segments=names.of("segments"),
+            dead_letters=names.of("dead_letters"),
+            changelog=names.of("state"),
+            partitions=self.plan.partitions,
+            records=0,
+            folder=str(folder),
+            replay=False,
+        )
+        write_job(job, folder / "job.json")
+        return Subject("processors.bench.subjects.ours", [str(folder / "job.json")], folder)
+
+    def _load(self, names: Names) -> Subject:
+        plan = self.plan
+        pause_ms = plan.gap_ms + 5_000
+        think_ms = DialoguePlan(talking=1, begin_ms=0).think_ms
+        job = LoadJob(
+            config=str(self.folder / "config.yaml"),
+            bootstrap_servers=self.bootstrap,
+            turns=names.of("turns"),
+            feedback=names.of("feedback"),
+            talking=talking_for(plan.turns_per_s, think_ms, pause_ms),
+            pause_ms=pause_ms,
+            # About the time of one exchange: so the rate is steady from then on.
+            ramp_ms=think_ms,
+            seconds=plan.seconds + plan.warm_up_s,
+            seed=1,
+        )
+        folder = self.folder / f"{names.prefix}-load"
+        folder.mkdir()
+        (folder / "job.json").write_bytes(msgspec.json.encode(job))
+        return Subject("processors.bench.subjects.load", [str(folder / "job.json")], folder)
+
+
+def _sleep_until(wall_ms: float) -> None:
+    time.sleep(max(0.0, wall_ms / 1000 - time.time()))
+
+
+def _delays(seen: Sequence[_Seen], from_ms: float, to_ms: float) -> dict[str, float]:
+    """The percentiles of the segments that were due in a time.
+
+    Raises:
+        BenchError: None was.
+    """
+    codec = build_codec()
+    visible: list[float] = []
+    appended: list[float] = []
+    revisions = 0
+    for item in list(seen):
+        segment = codec.decode(item.value, TrajectorySegment)
+        if from_ms <= segment.closed_at < to_ms:
+            visible.append(item.visible_ms - segment.closed_at)
+            appended.append(item.appended_ms - segment.closed_at)
+            revisions += segment.revision > 0
+    if not visible:
+        raise BenchError("no segment was due in the time measured; make it longer")
+    figures = {f"visible_ms_{name}": percentile(visible, share) for name, share in SHARES}
+    figures |= {f"appended_ms_{name}": percentile(appended, share) for name, share in SHARES}
+    return figures | {"segments": len(visible) - revisions, "revisions": revisions}
+
+
+def run(settings: Settings, plan: DelayPlan, on_step: OnStep) -> Report:
+    """Measure the delays.
+
+    Raises:
+        BenchError: The worker ended, or the load could not keep its rate.
+        BrokerError: Kafka cannot be reached or started.
+    """
+    machine = describe_machine()
+    with bench_broker(settings, on_step) as bootstrap:
+        measured = _run_on(settings, plan, bootstrap, on_step)
+    worst = max(measured["ours"][GOAL])
+    goal = Goal(f"ours {GOAL}", GOAL_MS, worst, at_most=True)
+    return Report(bench="closing-delay", machine=machine, subjects=measured, goals=[goal])
+
+
+def _run_on(
+    settings: Settings, plan: DelayPlan, bootstrap: str, on_step: OnStep
+) -> Mapping[str, Mapping[str, Sequence[float]]]:
+    folder = bench_dir(settings) / Names.fresh("delay").prefix
+    folder.mkdir()
+    rules = {"settle_ms": plan.settle_ms, "gap_ms": plan.gap_ms}
+    write_config(settings, bootstrap, folder / "config.yaml", align=rules)
+    own = load_settings(folder / "config.yaml", environ={})
+    topics = Topics(own.kafka, bootstrap, plan.partitions)
+    bench = _Bench(plan, own, bootstrap, topics, folder)
+    total_s = plan.seconds + plan.warm_up_s
+    on_step(f"{plan.turns_per_s:g} turns a second for {total_s:g} s")
+    try:
+        measured = measure_in_turn({"ours": partial(bench.measure)}, plan.repetitions, on_step)
+    finally:
+        topics.delete_all()
+    # After a failure it stays: it holds the log of the process that failed.
+    shutil.rmtree(folder)
+    return measured
+
+
+__all__ = ["DelayPlan", "run"]

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+
+import pytest
+
+from processors.bench.profile import Profile, Share, by_function, by_stage, read_stacks
+
+
+def test_stacks_are_summed_by_the_innermost_known_frame(tmp_path: Path) -> None:
+    path = tmp_path / "profile"
+    path.write_text(
+        "a:main;processors.feedback_align.machine:step;fastavro:read 1000000\n"
+        "a:main;processors.feedback_align.machine:step;streams.serde.codec:decode;x:y 2000000\n"
+        "a:main;processors.feedback_align.machine:step;x:y 500000\n"
+        "thread asyncio_0 250000\n"
+        "a:main 250000\n"
+    )
+    stacks = read_stacks(path)
+    assert by_stage(stacks) == [
+        Share("decode", 2.0, 0.5),
+        Share("machine", 1.5, 0.375),
+        Share("thread asyncio_0", 0.25, 0.0625),
+        Share("other", 0.25, 0.0625),
+    ]
+    assert by_function(stacks, 1) == [Share("x:y", 2.5, 0.625)]
+
+
+def spin(seconds: float) -> None:
+    deadline = time.process_time() + seconds
+    while time.process_time() < deadline:
+        pass
+
+
+def test_busy_functions_are_seen_and_waiting_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "profile"
+    profile = Profile(path, interval_s=0.001)
+    profile.start()
+    spin(0.1)
+    gc.collect()
+    spin(0.2)
+    time.sleep(0.3)
+    profile.stop()
+    shares = {share.stage: share.seconds for share in by_function(read_stacks(path), 1_000)}
+    spent = sum(shares.values())
+    assert spent == pytest.approx(0.3, abs=0.2)
+    assert shares[f"{__name__}:spin"] > 0.6 * spent
+    assert shares["gc:collect"] > 0
