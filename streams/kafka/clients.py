@@ -244,6 +244,9 @@ def describe_error(error: KafkaError, bootstrap_servers: str) -> BrokerError:
         Codes._TRANSPORT: "check the address and that Kafka runs",
         Codes._ALL_BROKERS_DOWN: "check the address and that Kafka runs",
         Codes._TIMED_OUT: "check the address and that Kafka runs",
+        Codes.NOT_COORDINATOR: "the cluster is still starting, try again",
+        Codes.COORDINATOR_NOT_AVAILABLE: "the cluster is still starting, try again",
+        Codes.COORDINATOR_LOAD_IN_PROGRESS: "the cluster is still starting, try again",
         Codes.CLUSTER_AUTHORIZATION_FAILED: "this user lacks a right on the cluster",
         Codes.TOPIC_AUTHORIZATION_FAILED: "this user lacks a right on the topic",
     }.get(error.code())

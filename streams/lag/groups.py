@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from confluent_kafka import (
     Consumer,
@@ -19,8 +20,19 @@ from streams.kafka.clients import describe_error
 from streams.topics import FEEDBACK, SEGMENTS, TURNS
 
 _TIMEOUT_S = 10.0
+_PATIENCE_S = 60.0
+_RETRY_S = 0.2
 _PEEK_RECORDS = 100
-_PEEK_S = 5.0
+_PEEK_S = 10.0
+_COORDINATOR_STARTS = frozenset(
+    {
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError._WAIT_COORD,
+        KafkaError._TIMED_OUT,
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +88,8 @@ def measure(
         consumer: A read_committed consumer with ``enable.partition.eof`` for looking whether
             anything but markers is left; it is assigned here.
         positions: Where stages stand that do not commit to Kafka.
-        open_group: A consumer of the group of this name, to read its commits; closed here.
+        open_group: Makes a consumer of the group of this name, to read its commits; it is
+            closed here. Called again for each try while the group's coordinator starts.
         address: Of the cluster, for messages.
 
     Raises:
@@ -97,7 +110,7 @@ def measure(
             if stage in positions:
                 committed = positions[stage]
             else:
-                committed = _committed(open_group(stage.group), places)
+                committed = _committed(partial(open_group, stage.group), places)
             found.extend(
                 _partition(
                     consumer,
@@ -113,17 +126,36 @@ def measure(
     return found
 
 
-def _committed(reader: Consumer, places: list[TopicPartition]) -> dict[tuple[str, int], int]:
-    """What a group has committed for ``places``; its reader joins no group.
+def _committed(
+    open_reader: Callable[[], Consumer], places: list[TopicPartition]
+) -> dict[tuple[str, int], int]:
+    """What a group has committed for ``places``; its readers join no group.
 
     The admin client's own call for this crashes the process in librdkafka while a new
-    cluster's group coordinator is still starting; a consumer waits for it.
+    cluster's group coordinator is still starting. A consumer waits for one to be named, but
+    not until that one has taken its office: each try asks anew who it is.
     """
-    try:
-        found = reader.committed(places, timeout=_TIMEOUT_S)
-    finally:
-        reader.close()
-    return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+    deadline_s = time.monotonic() + _PATIENCE_S
+    while True:
+        reader = open_reader()
+        try:
+            return _offsets(reader.committed(places, timeout=_TIMEOUT_S))
+        except KafkaException as error:
+            starting = error.args[0].code() in _COORDINATOR_STARTS
+            if not starting or time.monotonic() > deadline_s:
+                raise
+        finally:
+            reader.close()
+        time.sleep(_RETRY_S)
+
+
+def _offsets(committed: list[TopicPartition]) -> dict[tuple[str, int], int]:
+    for place in committed:
+        if place.error is not None:
+            raise KafkaException(place.error)
+    return {
+        (place.topic, place.partition): place.offset for place in committed if place.offset >= 0
+    }
 
 
 def _partition(
@@ -134,12 +166,13 @@ def _partition(
     )
     lag = max(0, end - max(start, current or 0))
     if 0 < lag <= _PEEK_RECORDS and current is not None:
-        lag = _unread(consumer, TopicPartition(topic, partition, current))
+        unread = _unread(consumer, TopicPartition(topic, partition, current))
+        lag = lag if unread is None else unread
     return PartitionLag(stage.name, topic, partition, current, end, lag)
 
 
-def _unread(consumer: Consumer, place: TopicPartition) -> int:
-    """Records from ``place`` to the end, markers not counted."""
+def _unread(consumer: Consumer, place: TopicPartition) -> int | None:
+    """Records from ``place`` to the end, markers not counted; None if it is not reached in time."""
     consumer.assign([place])
     records, deadline_s = 0, time.monotonic() + _PEEK_S
     while time.monotonic() < deadline_s:
@@ -148,6 +181,6 @@ def _unread(consumer: Consumer, place: TopicPartition) -> int:
             continue
         error = message.error()
         if error is not None and error.code() == KafkaError._PARTITION_EOF:
-            break
+            return records
         records += error is None
-    return records
+    return None
