@@ -53,6 +53,10 @@ class ViewBench(Bench):
         )
         return self.worker("tests.integration.align_worker", self.prefix, str(config))
 
+    def start_reward(self) -> WorkerProcess:
+        config = self.config(worker={"reward_web_port": self.port})
+        return self.worker("tests.integration.reward_worker", self.prefix, str(config))
+
     def get(self, path: str = "/", accept: str = "application/json") -> tuple[str, str]:
         """The content type and body of an answer."""
         request = urllib.request.Request(
@@ -220,6 +224,18 @@ def _caught_up(partition: Found) -> bool:
         and topic["end_offset"] > topic["applied_offset"]
         for topic in partition["topics"]
     )
+
+
+def test_a_reward_worker_has_the_same_page(bench: ViewBench, create_topics: CreateTopics) -> None:
+    create_topics({f"{bench.prefix}.{name}": (PARTITIONS, {}) for name in ("scored", "reviews")})
+    bench.start_reward().wait_ready(60)
+    found = bench.status()
+    assert found["processor"] == "reward"
+    assert [p["partition"] for p in found["partitions"]] == [0, 1]
+    one = bench.partition(0)
+    assert [topic["topic"] for topic in one["topics"]] == [bench.topics.segments]
+    assert one["status"]["clock_ms"] is None
+    assert "No session is open." in bench.get(accept="text/html")[1]
 
 
 def test_faust_s_own_pages_are_off(bench: ViewBench) -> None:
