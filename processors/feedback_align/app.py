@@ -35,6 +35,7 @@ def build_spec(
         SchemaError: A schema file is missing or broken.
     """
     names = topics or AlignTopics()
+    rules = settings.align
     codec = build_codec(settings.schema_registry_url)
 
     readers: list[ReadBack] = []
@@ -66,4 +67,5 @@ def build_spec(
         ticks=True,
         web_port=settings.worker.align_web_port,
         make_processor=make,
+        read_back_ms=rules.horizon_ms + rules.max_open_ms + rules.orphan_wait_ms,
     )

@@ -59,6 +59,8 @@ class ReadBack:
                     "fetch.wait.max.ms": 10,
                     "fetch.message.max.bytes": _FETCH_BYTES,
                     "queued.min.messages": 1,
+                    # With so small a queue the client would wait for a second before each fetch.
+                    "fetch.queue.backoff.ms": 1,
                     "queued.max.messages.kbytes": 2 * _FETCH_BYTES // 1024,
                 },
             )

@@ -53,6 +53,9 @@ class Needs(Protocol):
     @property
     def ticks(self) -> bool: ...
 
+    @property
+    def read_back_ms(self) -> int: ...
+
 
 def check_cluster(needs: Needs, kafka: KafkaSettings) -> Cluster:
     """Check the cluster's topics against what a worker relies on. Blocks.
@@ -71,8 +74,8 @@ def check(needs: Needs, found: Mapping[str, TopicDescription]) -> Cluster:
 
     Raises:
         TopicError: A topic is missing, inputs and changelog differ in partitions, the
-            changelog is not compacted or takes too small records only, or an input that must
-            carry arrivals does not.
+            changelog is not compacted or takes too small records only, an input that must
+            carry arrivals does not, or one that must be kept for a while is not.
     """
     _check_present(needs, found)
     partitions = _check_equal((*needs.inputs, needs.changelog), found)
@@ -88,6 +91,8 @@ def check(needs: Needs, found: Mapping[str, TopicDescription]) -> Cluster:
         )
     if needs.ticks:
         _check_arrivals(needs.inputs, found)
+    if needs.read_back_ms:
+        _check_kept(needs.inputs, needs.read_back_ms, found)
     return Cluster(partitions, max_bytes)
 
 
@@ -117,3 +122,22 @@ def _check_arrivals(inputs: Sequence[str], found: Mapping[str, TopicDescription]
             "arrival that every decision rests on. Topics restored from an archive are read by "
             "a replay, not by the live worker"
         )
+
+
+def _check_kept(
+    inputs: Sequence[str], read_back_ms: int, found: Mapping[str, TopicDescription]
+) -> None:
+    for name in inputs:
+        config = found[name].config
+        if "compact" in config.get("cleanup.policy", ""):
+            raise TopicError(
+                f"{name} must not have cleanup.policy=compact: each of its records is read back "
+                "when a segment is revised"
+            )
+        kept_ms = int(config.get("retention.ms", "-1"))
+        if 0 <= kept_ms < read_back_ms:
+            raise TopicError(
+                f"{name} has retention.ms={kept_ms}, and its records are read back for up to "
+                f"{read_back_ms} ms (align.horizon_ms + align.max_open_ms + align.orphan_wait_ms): "
+                "keep them at least as long, or shorten the horizon"
+            )

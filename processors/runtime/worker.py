@@ -69,6 +69,7 @@ class WorkerSpec:
         ticks: Whether idle partitions are moved by ticks; the inputs must then be
             LogAppendTime.
         web_port: Port of the web views (``/``: the worker, ``/metrics``), 0 for none.
+        read_back_ms: How long the inputs must keep records that may be read back; 0 if none are.
         make_processor: Builds the logic of a partition; is given the partition and what the
             topics are like.
     """
@@ -81,6 +82,7 @@ class WorkerSpec:
     ticks: bool
     web_port: int
     make_processor: Callable[[int, Cluster], PartitionProcessor]
+    read_back_ms: int = 0
 
 
 class OwnPages(Web):

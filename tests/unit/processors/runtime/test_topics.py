@@ -18,6 +18,7 @@ class Needs:
     outputs: tuple[str, ...] = ("out",)
     changelog: str = "state"
     ticks: bool = True
+    read_back_ms: int = 0
 
 
 def described(**changes: TopicDescription | None) -> dict[str, TopicDescription]:
@@ -73,3 +74,19 @@ def test_inputs_without_arrivals_are_refused_where_the_clock_matters() -> None:
     with pytest.raises(TopicError, match=r"^b must have message\.timestamp\.type"):
         check(Needs(), found)
     assert check(Needs(ticks=False), found).partitions == 4
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"retention.ms": "999"}, "b has retention.ms=999, and its records are read back"),
+        ({"cleanup.policy": "compact,delete"}, "b must not have cleanup.policy=compact"),
+    ],
+)
+def test_inputs_that_lose_what_is_read_back_are_refused(config: dict[str, str], said: str) -> None:
+    found = described(b=topic(4, ARRIVALS | config))
+    with pytest.raises(TopicError, match=said):
+        check(Needs(read_back_ms=1_000), found)
+    assert check(Needs(), found).partitions == 4
+    for kept in ("1000", "-1"):
+        check(Needs(read_back_ms=1_000), described(b=topic(4, ARRIVALS | {"retention.ms": kept})))
