@@ -29,7 +29,7 @@ from processors.bench.cluster import (
 )
 from processors.bench.dialogue import DialoguePlan, talking_for
 from processors.bench.process import BenchError, Subject
-from processors.bench.subjects.job import Job, write_job
+from processors.bench.rig import Rig
 from processors.bench.subjects.load import BEGUN, DONE, LoadJob
 from streams.bench.machine import describe_machine
 from streams.bench.report import Goal, Report, percentile
@@ -39,7 +39,6 @@ from streams.kafka.clients import make_consumer
 from streams.process import READY
 from streams.serde import build_codec
 from streams.settings import Settings, load_settings
-from streams.topics import ALIGN_STATE, DEAD_LETTERS, FEEDBACK, SEGMENTS, TURNS
 
 GOAL_MS = 500.0
 GOAL = "visible_ms_p99"
@@ -121,31 +120,25 @@ class _Bench:
     def measure(self) -> dict[str, float]:
         """One repetition, with topics and a worker of its own."""
         names = Names.fresh("delay")
-        self.topics.make(
-            {
-                TURNS: names.of("turns"),
-                FEEDBACK: names.of("feedback"),
-                DEAD_LETTERS: names.of("dead_letters"),
-                ALIGN_STATE: names.of("state"),
-            }
-        )
-        self.topics.make({SEGMENTS: names.of("segments")}, timestamp_type="LogAppendTime")
+        folder = self.folder / names.prefix
+        folder.mkdir()
+        plan, kafka = self.plan, self.settings.kafka
+        rig = Rig(names, folder, kafka, self.bootstrap, self.topics, plan.partitions)
+        rig.make_topics(segments={"timestamp_type": "LogAppendTime"})
         consumer = make_consumer(
-            self.settings.kafka,
-            self.bootstrap,
-            group=names.of("reader"),
-            overrides={"fetch.wait.max.ms": 10},
+            kafka, self.bootstrap, group=names.of("reader"), overrides={"fetch.wait.max.ms": 10}
         )
+        config = self.folder / "config.yaml"
         with (
-            self._worker(names) as worker,
-            _Reader(consumer, names.of("segments"), self.plan.partitions) as reader,
+            rig.start("worker", config, replay=False) as worker,
+            _Reader(consumer, rig.segments, plan.partitions) as reader,
         ):
             worker.wait_event(READY, READY_S)
-            return self._under_load(names, worker, reader)
+            return self._under_load(rig, worker, reader)
 
-    def _under_load(self, names: Names, worker: Subject, reader: _Reader) -> dict[str, float]:
+    def _under_load(self, rig: Rig, worker: Subject, reader: _Reader) -> dict[str, float]:
         plan = self.plan
-        with self._load(names) as load:
+        with self._load(rig) as load:
             limit_s = 10 * (plan.seconds + plan.warm_up_s) + READY_S
             begun = load.wait_event(BEGUN, limit_s)
             _sleep_until(begun["begin_ms"] + plan.warm_up_s * 1000)
@@ -169,35 +162,15 @@ class _Bench:
             "worker_cpu_share": cpu_s / plan.seconds,
         }
 
-    def _worker(self, names: Names) -> Subject:
-        folder = self.folder / names.prefix
-        folder.mkdir()
-        job = Job(
-            name=names.of("align"),
-            config=str(self.folder / "config.yaml"),
-            bootstrap_servers=self.bootstrap,
-            turns=names.of("turns"),
-            feedback=names.of("feedback"),
-            segments=names.of("segments"),
-            dead_letters=names.of("dead_letters"),
-            changelog=names.of("state"),
-            partitions=self.plan.partitions,
-            records=0,
-            folder=str(folder),
-            replay=False,
-        )
-        write_job(job, folder / "job.json")
-        return Subject("processors.bench.subjects.ours", [str(folder / "job.json")], folder)
-
-    def _load(self, names: Names) -> Subject:
+    def _load(self, rig: Rig) -> Subject:
         plan = self.plan
         pause_ms = plan.gap_ms + 5_000
         think_ms = DialoguePlan(talking=1, begin_ms=0).think_ms
         job = LoadJob(
             config=str(self.folder / "config.yaml"),
             bootstrap_servers=self.bootstrap,
-            turns=names.of("turns"),
-            feedback=names.of("feedback"),
+            turns=rig.sides["turns"],
+            feedback=rig.sides["feedback"],
             talking=talking_for(plan.turns_per_s, think_ms, pause_ms),
             pause_ms=pause_ms,
             # About the time of one exchange: so the rate is steady from then on.
@@ -205,7 +178,7 @@ class _Bench:
             seconds=plan.seconds + plan.warm_up_s,
             seed=1,
         )
-        folder = self.folder / f"{names.prefix}-load"
+        folder = rig.folder / "load"
         folder.mkdir()
         (folder / "job.json").write_bytes(msgspec.json.encode(job))
         return Subject("processors.bench.subjects.load", [str(folder / "job.json")], folder)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import math
 import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -63,6 +65,22 @@ def bench_broker(settings: Settings, on_step: OnStep) -> Iterator[str]:
         with uninterrupted():
             stop_kafka(folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def topic_bytes_on_disk(settings: Settings, topic: str) -> float:
+    """What a topic takes on the disk of the bench's own node; not a number with another."""
+    if settings.kafka.bootstrap_servers:
+        return math.nan
+    data = bench_dir(settings) / "kafka" / "data"
+    return float(sum(_size(file) for file in data.glob(f"{glob.escape(topic)}-*/*.log")))
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        # The node removed it meanwhile.
+        return 0
 
 
 def bench_dir(settings: Settings) -> Path:
@@ -149,50 +167,82 @@ class Topics:
                     future.result()
 
 
-def produce(
-    log: Iterable[LogRecord], names: Mapping[Side, str], kafka: KafkaSettings, bootstrap: str
-) -> None:
-    """Write a log with its arrivals into the topics of its sides.
+class LogWriter:
+    """Writes records with arrivals of their own.
 
-    Raises:
-        BrokerError: Kafka did not take it.
+    Args:
+        names: The topic of each side.
+        kafka: How to reach Kafka.
+        bootstrap_servers: Where.
     """
-    failed: list[str] = []
 
-    def on_delivery(error: object, _message: object) -> None:
-        if error is not None:
-            failed.append(str(error))
+    def __init__(
+        self, names: Mapping[Side, str], kafka: KafkaSettings, bootstrap_servers: str
+    ) -> None:
+        self._names = names
+        self._producer = make_producer(kafka, bootstrap_servers, overrides={"linger.ms": 20})
+        self._failed: list[str] = []
+        self.records = 0
+        self.bytes = 0
 
-    producer = make_producer(kafka, bootstrap, overrides={"linger.ms": 20})
-    for record in log:
+    def write(self, record: LogRecord) -> None:
+        """Send one record; waits while too many are on their way."""
         while True:
             try:
-                producer.produce(
-                    names[record.side],
+                self._producer.produce(
+                    self._names[record.side],
                     value=record.value,
                     key=record.key,
                     partition=record.partition,
                     timestamp=record.arrival_ms,
                     headers=record.headers,
-                    on_delivery=on_delivery,
+                    on_delivery=self._on_delivery,
                 )
                 break
             except BufferError:
-                producer.poll(0.1)
-        producer.poll(0)
-    left = producer.flush(FLUSH_S)
-    if left or failed:
-        raise BrokerError(
-            f"Kafka did not take the bench's log: {failed[0] if failed else f'{left} records'}"
-        )
+                self._producer.poll(0.1)
+        self._producer.poll(0)
+        self.records += 1
+        self.bytes += len(record.key) + len(record.value or b"")
+
+    def flush(self) -> None:
+        """Wait until Kafka has everything.
+
+        Raises:
+            BrokerError: It did not take it.
+        """
+        left = self._producer.flush(FLUSH_S)
+        if left or self._failed:
+            why = self._failed[0] if self._failed else f"{left} records are not confirmed"
+            raise BrokerError(f"Kafka did not take the bench's log: {why}")
+
+    def _on_delivery(self, error: object, _message: object) -> None:
+        if error is not None:
+            self._failed.append(str(error))
+
+
+def produce(
+    log: Iterable[LogRecord], names: Mapping[Side, str], kafka: KafkaSettings, bootstrap: str
+) -> None:
+    """Write a whole log into the topics of its sides.
+
+    Raises:
+        BrokerError: Kafka did not take it.
+    """
+    writer = LogWriter(names, kafka, bootstrap)
+    for record in log:
+        writer.write(record)
+    writer.flush()
 
 
 __all__ = [
     "REPLAYED",
+    "LogWriter",
     "Names",
     "Topics",
     "bench_broker",
     "bench_dir",
     "produce",
+    "topic_bytes_on_disk",
     "write_config",
 ]

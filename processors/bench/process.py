@@ -157,10 +157,17 @@ class Outputs:
         bootstrap_servers: Where.
         topic: The topic.
         partitions: How many it has.
+        keep: Whether records are kept, or only counted.
     """
 
     def __init__(
-        self, kafka: KafkaSettings, bootstrap_servers: str, topic: str, partitions: int
+        self,
+        kafka: KafkaSettings,
+        bootstrap_servers: str,
+        topic: str,
+        partitions: int,
+        *,
+        keep: bool = True,
     ) -> None:
         from confluent_kafka import TopicPartition
 
@@ -171,7 +178,10 @@ class Outputs:
             overrides={"fetch.wait.max.ms": 20},
         )
         self._consumer.assign([TopicPartition(topic, p, 0) for p in range(partitions)])
+        self._keep = keep
         self._records: list[tuple[bytes, bytes]] = []
+        self.count = 0
+        self.bytes = 0
 
     def __enter__(self) -> Outputs:
         return self
@@ -189,25 +199,30 @@ class Outputs:
             BenchError: The subject ended, or the time ran out.
         """
         deadline = time.monotonic() + limit_s
-        while len(self._records) < count:
-            self._read(_READ_S)
+        while self.count < count:
+            self.read(_READ_S)
             subject.check_alive()
             if time.monotonic() > deadline:
                 raise subject.failure(
-                    f"showed {len(self._records)} of {count} outputs within {limit_s:g} s"
+                    f"showed {self.count} of {count} outputs within {limit_s:g} s"
                 )
         return time.monotonic_ns()
 
     def multiset(self) -> Counter[bytes]:
         """All that is visible by now, as fingerprints."""
-        self._read(0.3)
+        self.read(0.3)
         return Counter(fingerprint(key, value) for key, value in self._records)
 
-    def _read(self, wait_s: float) -> None:
+    def read(self, wait_s: float) -> None:
+        """Take what is visible now, waiting so long for the first of it."""
         for message in self._consumer.consume(_READ_RECORDS, wait_s):
             if message.error() is not None:
                 raise BenchError(f"the outputs cannot be read: {message.error()}")
-            self._records.append((message.key() or b"", message.value() or b""))
+            key, value = message.key() or b"", message.value() or b""
+            self.count += 1
+            self.bytes += len(key) + len(value)
+            if self._keep:
+                self._records.append((key, value))
 
 
 __all__ = ["BenchError", "Outputs", "Subject"]

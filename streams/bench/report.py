@@ -152,8 +152,26 @@ def percentile(values: Sequence[float], share: float) -> float:
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 
+def growth(values: Sequence[float]) -> float:
+    """By what share of their mean values grow over the second half of them.
+
+    The slope is that of a least-squares line, so that a single peak counts little. Values
+    are equally far apart.
+
+    Raises:
+        ValueError: The second half has fewer than two values.
+    """
+    half = values[len(values) // 2 :]
+    if len(half) < 2:
+        raise ValueError("growth needs at least two values in the second half")
+    places = range(len(half))
+    slope = statistics.linear_regression(places, half).slope
+    mean = statistics.fmean(half)
+    return slope * (len(half) - 1) / mean if mean else 0.0
+
+
 def _plain(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-__all__ = ["Goal", "Metrics", "Report", "Spread", "percentile", "ratio", "ratios_to"]
+__all__ = ["Goal", "Metrics", "Report", "Spread", "growth", "percentile", "ratio", "ratios_to"]

@@ -14,6 +14,9 @@ BENCHES: dict[str, Entry] = {
     "closing-delay": Entry(
         "processors.bench.cli_delay", "From the moment a segment is due until readers have it."
     ),
+    "align-state": Entry(
+        "processors.bench.cli_state", "What the aligner's state takes, and a restart with it."
+    ),
 }
 
 

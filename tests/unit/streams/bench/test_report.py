@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from streams.bench.report import Goal, Report, Spread, percentile, ratio, ratios_to
+from streams.bench.report import Goal, Report, Spread, growth, percentile, ratio, ratios_to
 
 MEASURED = {
     "ours": {"records_per_s": [100.0, 300.0, 200.0], "cpu_s": [1.0, 1.0, 2.0]},
@@ -53,6 +53,25 @@ def test_ratios_are_to_the_subjects_that_were_measured() -> None:
 )
 def test_percentiles(share: float, value: float) -> None:
     assert percentile([50.0, 10.0, 40.0, 20.0, 30.0], share) == value
+
+
+@pytest.mark.parametrize(
+    ("values", "share"),
+    [
+        # The first half is left out: it fills up.
+        ([0.0, 50.0, 100.0, 100.0, 100.0, 100.0], 0.0),
+        ([0.0, 0.0, 0.0, 90.0, 100.0, 110.0], 0.2),
+        ([1.0, 1.0, 110.0, 90.0], -0.2),
+        ([5.0, 5.0, 0.0, 0.0], 0.0),
+    ],
+)
+def test_growth(values: list[float], share: float) -> None:
+    assert growth(values) == pytest.approx(share)
+
+
+def test_growth_needs_two_values() -> None:
+    with pytest.raises(ValueError, match="at least two"):
+        growth([1.0, 2.0])
 
 
 def test_no_values_have_no_percentile() -> None:

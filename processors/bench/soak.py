@@ -1,0 +1,201 @@
+"""``clawstream bench align-state --soak``: whether memory and disk stay flat for long.
+
+Sessions come, talk, close and leave the state past their horizon, which is short here: the
+log's own clock goes many times faster than ours, so that ten million events see some thirty
+horizons go by. Every so many events the worker's memory and the changelog's size on disk are
+noted. Flat is what grows by no more than a given share over the second half of the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+
+from processors.bench.align_state import BEGIN_MS, READY_S
+from processors.bench.cluster import (
+    LogWriter,
+    Names,
+    OnStep,
+    Topics,
+    bench_broker,
+    bench_dir,
+    topic_bytes_on_disk,
+    write_config,
+)
+from processors.bench.log import LogRecord
+from processors.bench.process import Outputs, Subject
+from processors.bench.rig import Rig
+from processors.bench.simple_log import Shape, SimpleLog
+from streams.bench.machine import describe_machine
+from streams.bench.report import Goal, Report, growth
+from streams.process import READY
+from streams.serde import build_codec
+from streams.settings import Settings, load_settings
+
+RULES = {
+    "settle_ms": 10_000,
+    "gap_ms": 30_000,
+    "max_open_ms": 120_000,
+    "orphan_wait_ms": 60_000,
+    "attribution_window_ms": 60_000,
+    "horizon_ms": 300_000,
+}
+MEMORY_GROWTH = 0.05
+DISK_GROWTH = 0.25
+AHEAD_SESSIONS = 60_000
+"""How many sessions may be written and not closed yet: they hold the writer back."""
+
+STALL_S = 300.0
+_INPUTS = {
+    "timestamp_type": "CreateTime",
+    "retention_ms": -1,
+    "extra": {"retention.bytes": str(256 * 2**20), "segment.bytes": str(32 * 2**20)},
+}
+_SEGMENTS = {
+    "extra": {"retention.bytes": str(64 * 2**20), "segment.bytes": str(32 * 2**20)},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SoakPlan:
+    """What is run.
+
+    Attributes:
+        events: Turns and feedback.
+        samples: How often memory and disk are noted.
+        talking: Sessions that talk at any time.
+        turns: Of each session.
+        records_per_s: Of the log's own clock.
+        partitions: Of each topic.
+    """
+
+    events: int = 10_000_000
+    samples: int = 100
+    talking: int = 2_000
+    turns: int = 6
+    records_per_s: float = 1_000.0
+    partitions: int = 4
+
+
+def rolling(log: SimpleLog, talking: int, turns: int) -> Iterator[LogRecord]:
+    """Endless sessions, so many of them at a time, each turn of all before the next of any."""
+    group = 0
+    while True:
+        # Each session is at another of its turns than its neighbour.
+        for number in range(turns + talking - 1):
+            for place in range(talking):
+                turn = number - place
+                if 0 <= turn < turns:
+                    name = f"soak-{group:06d}-{place:06d}"
+                    yield from log.turn(name, turn, ends=turn == turns - 1)
+        group += 1
+
+
+def run(settings: Settings, plan: SoakPlan, on_step: OnStep) -> Report:
+    """Run the soak; its samples are the values of the report's metrics.
+
+    Raises:
+        BenchError: The worker ended, or stood still.
+        BrokerError: Kafka cannot be reached or started.
+    """
+    machine = describe_machine()
+    with bench_broker(settings, on_step) as bootstrap:
+        samples = _soak(settings, plan, bootstrap, on_step)
+    goals = [
+        Goal("growth of memory", MEMORY_GROWTH, growth(samples["rss_bytes"]), at_most=True),
+    ]
+    if not settings.kafka.bootstrap_servers:
+        grown = growth(samples["changelog_disk_bytes"])
+        goals.append(Goal("growth of the changelog", DISK_GROWTH, grown, at_most=True))
+    return Report(bench="align-soak", machine=machine, subjects={"ours": samples}, goals=goals)
+
+
+def _soak(
+    settings: Settings, plan: SoakPlan, bootstrap: str, on_step: OnStep
+) -> dict[str, list[float]]:
+    names = Names.fresh("soak")
+    folder = bench_dir(settings) / names.prefix
+    folder.mkdir()
+    config = folder / "config.yaml"
+    write_config(settings, bootstrap, config, align=RULES)
+    own = load_settings(config, environ={})
+    topics = Topics(own.kafka, bootstrap, plan.partitions)
+    rig = Rig(names, folder, own.kafka, bootstrap, topics, plan.partitions)
+    try:
+        rig.make_topics(inputs=_INPUTS, segments=_SEGMENTS)
+        with (
+            rig.start("worker", config, replay=True) as worker,
+            Outputs(own.kafka, bootstrap, rig.segments, plan.partitions, keep=False) as outputs,
+        ):
+            worker.wait_event(READY, READY_S)
+            samples = _run(settings, plan, rig, worker, outputs, on_step)
+    finally:
+        topics.delete_all()
+    # After a failure it stays: it holds the log of the worker.
+    shutil.rmtree(folder)
+    return samples
+
+
+def _run(
+    settings: Settings,
+    plan: SoakPlan,
+    rig: Rig,
+    worker: Subject,
+    outputs: Outputs,
+    on_step: OnStep,
+) -> dict[str, list[float]]:
+    log = SimpleLog(Shape(plan.turns), plan.partitions, build_codec(), BEGIN_MS, plan.records_per_s)
+    writer = LogWriter(rig.sides, rig.kafka, rig.bootstrap)
+    records = rolling(log, plan.talking, plan.turns)
+    per_session = plan.turns + plan.turns / 2 / Shape(plan.turns).feedback_every
+    every = max(1, plan.events // plan.samples)
+    samples: dict[str, list[float]] = {}
+    for _ in range(plan.samples):
+        began_s = time.monotonic()
+        for record in islice(records, every):
+            writer.write(record)
+            if writer.records % 1_000 == 0:
+                _hold_back(writer.records / per_session, worker, outputs)
+        writer.flush()
+        sample = {
+            "events": float(writer.records),
+            "records_per_s": every / (time.monotonic() - began_s),
+            "rss_bytes": float(worker.rss_bytes()),
+            "changelog_disk_bytes": topic_bytes_on_disk(settings, rig.changelog),
+            "segments": float(outputs.count),
+        }
+        for metric, value in sample.items():
+            samples.setdefault(metric, []).append(value)
+        on_step(_line(sample))
+    return samples
+
+
+def _hold_back(sessions: float, worker: Subject, outputs: Outputs) -> None:
+    """Wait while the worker is too far behind.
+
+    Raises:
+        BenchError: It ended, or closes nothing any more.
+    """
+    moved_s, seen = time.monotonic(), outputs.count
+    outputs.read(0)
+    while sessions - outputs.count > AHEAD_SESSIONS:
+        outputs.read(0.1)
+        worker.check_alive()
+        if outputs.count > seen:
+            moved_s, seen = time.monotonic(), outputs.count
+        elif time.monotonic() - moved_s > STALL_S:
+            raise worker.failure(f"closed nothing for {STALL_S:g} s")
+
+
+def _line(sample: dict[str, float]) -> str:
+    return (
+        f"{sample['events']:>12,.0f} events  {sample['records_per_s']:>8,.0f}/s  "
+        f"memory {sample['rss_bytes'] / 2**20:>7,.0f} MiB  "
+        f"changelog {sample['changelog_disk_bytes'] / 2**20:>7,.0f} MiB"
+    )
+
+
+__all__ = ["SoakPlan", "rolling", "run"]
