@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
-from streams.kafka.embedded import start_kafka, stop_kafka
 from tests.faults.play import Row, play
-from tests.faults.registry import Case, all_cases, find_case
+from tests.faults.registry import Case, all_cases, find_cases
 from tests.faults.report import as_line, as_table, write_json
 from tests.faults.scene import Kafka
 from tests.faults.sizes import FULL, SHORT, Sizes
+from tests.faults.stage import Stage
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -27,7 +27,7 @@ def main(arguments: list[str] | None = None) -> int:
             sys.stdout.write(f"{case.number:>4}  {case.name:20} {case.what}\n")
         return 0
     try:
-        cases = [find_case(name) for name in options.only] or all_cases()
+        cases = [item for name in options.only for item in find_cases(name)] or all_cases()
     except KeyError as error:
         sys.stderr.write(f"no case {error}; see --list\n")
         return 2
@@ -67,20 +67,22 @@ def _sizes(options: argparse.Namespace) -> Sizes:
 
 
 def _play_all(cases: list[Case], folder: Path, sizes: Sizes) -> list[Row]:
+    """All cases of one broker first, then all of three."""
     rows: list[Row] = []
-    kafka_folder = folder / "kafka"
-    try:
-        bootstrap = start_kafka(kafka_folder).bootstrap_servers
-        kafka = Kafka(bootstrap, bootstrap)
-        for case in cases:
-            sys.stdout.write(f"{case.number} {case.name}: {case.what}\n")
-            sys.stdout.flush()
-            rows.append(play(case, kafka, folder / case.name, sizes))
-            sys.stdout.write(as_line(rows[-1]))
-            sys.stdout.flush()
-    finally:
-        stop_kafka(kafka_folder)
-    return rows
+    for brokers in sorted({case.brokers for case in cases}):
+        with Stage(folder / f"kafka-{brokers}", brokers) as stage:
+            here = [case for case in cases if case.brokers == brokers]
+            rows.extend(_play_one(case, stage, folder, sizes) for case in here)
+    return sorted(rows, key=lambda row: [item.name for item in all_cases()].index(row.case))
+
+
+def _play_one(case: Case, stage: Stage, folder: Path, sizes: Sizes) -> Row:
+    sys.stdout.write(f"{case.number} {case.name}: {case.what}\n")
+    sys.stdout.flush()
+    row = play(case, Kafka(stage.bootstrap, stage.brokers, stage), folder / case.name, sizes)
+    sys.stdout.write(as_line(row))
+    sys.stdout.flush()
+    return row
 
 
 if __name__ == "__main__":

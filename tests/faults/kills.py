@@ -60,6 +60,39 @@ def freeze_at_work(worker: WorkerProcess, is_at_work: Callable[[], int]) -> None
     raise AssertionError("the worker was never seen with a transaction open")
 
 
+@case("3", "kill-in-recovery", "SIGKILL while the state is restored, and a second worker meanwhile")
+def kill_in_recovery(scene: Scene) -> None:
+    moments = random.Random(4)
+    scene.use_relays()
+    with scene.load():
+        worker = scene.start("worker", "one")
+        worker.wait_ready(60)
+        scene.wait_for_outputs(100)
+        for _ in range(2 * scene.sizes.rounds):
+            worker.kill()
+            # Slow answers stretch the restore.
+            scene.stage.relays.slow(0.05)
+            mark = scene.mark()
+            worker = scene.start("worker", "one")
+            wait_until(lambda it=worker: _is_restoring(it), "a restore", 60)  # type: ignore[misc]
+            time.sleep(moments.uniform(0.0, 0.3))
+            assert not _is_ready(worker), "the restore was over: slow it down more"
+        other = scene.start("other")
+        time.sleep(moments.uniform(0.5, 1.5))
+        scene.stage.relays.mend()
+        other.wait_ready(90)
+        scene.recovered(mark)
+
+
+def _is_restoring(worker: WorkerProcess) -> bool:
+    assert worker.process.poll() is None, f"it ended by itself:\n{worker.output()[-3000:]}"
+    return "Executing _on_partitions_assigned" in worker.output()
+
+
+def _is_ready(worker: WorkerProcess) -> bool:
+    return '{"event": "ready"' in worker.output()
+
+
 @case("4", "zombie", "SIGSTOP past the session timeout, a successor, then SIGCONT")
 def zombie(scene: Scene) -> None:
     with scene.load():

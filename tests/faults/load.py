@@ -50,6 +50,7 @@ class LoadPlan:
         skew: Percent of the records that claim to be of 1970 or 2099.
         poison: Percent of the records after which one that cannot be used is sent.
         misplaced: Percent of the records sent to a wrong partition.
+        silent: Partitions to which nothing is sent.
         seed: Of all decisions.
     """
 
@@ -59,6 +60,7 @@ class LoadPlan:
     skew: int = 0
     poison: int = 0
     misplaced: int = 1
+    silent: frozenset[int] = frozenset()
     seed: int = 7
 
 
@@ -298,6 +300,8 @@ class Load:
         topic = self._topics[isinstance(event, FeedbackEvent)]
         value = self.codec.encode(event, topic)
         key = event.session_id
+        if partition_for(key.encode(), self._partitions) in self._plan.silent:
+            return
         if self._chance(self._plan.misplaced):
             wrong = (partition_for(key.encode(), self._partitions) + 1) % self._partitions
             self.produce(topic, key, value, wrong, {MISPLACED: b""})

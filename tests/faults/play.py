@@ -77,6 +77,8 @@ def play(case: Case, kafka: Kafka, folder: Path, sizes: Sizes, worker: str = WOR
         scene.notes.append(_reason(error))
         return _row(case, scene, None, time.monotonic() - began)
     finally:
+        if kafka.stage is not None:
+            kafka.stage.restore()
         scene.close()
 
 

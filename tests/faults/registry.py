@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tests.faults.scene import Scene
 
+PARTS = "abcdefgh"
+
 Play = Callable[["Scene"], None]
 
 
@@ -48,18 +50,20 @@ def case(number: str, name: str, what: str, *, brokers: int = 1) -> Callable[[Pl
 def all_cases() -> list[Case]:
     """Every case, in the order of the matrix."""
     # Each module registers its cases when it is imported.
-    from tests.faults import kills, records  # noqa: F401
+    from tests.faults import cluster, kills, records, schemas, state  # noqa: F401
 
-    return sorted(_CASES, key=lambda item: (int(item.number.rstrip("abcdefgh")), item.number))
+    return sorted(_CASES, key=lambda item: (int(item.number.rstrip(PARTS)), item.number))
 
 
-def find_case(name: str) -> Case:
-    """The case of a name, or of a number that is one case's only.
+def find_cases(name: str) -> list[Case]:
+    """The cases of a name or a number; 15 means all parts of 15.
 
     Raises:
         KeyError: There is none.
     """
-    for item in all_cases():
-        if name in (item.name, item.number):
-            return item
-    raise KeyError(name)
+    cases = all_cases()
+    found = [item for item in cases if name in (item.name, item.number)]
+    found = found or [item for item in cases if item.number.rstrip(PARTS) == name]
+    if not found:
+        raise KeyError(name)
+    return found

@@ -5,11 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
-from confluent_kafka import IsolationLevel
+from confluent_kafka import Consumer, IsolationLevel, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -19,6 +20,7 @@ from streams.serde import Codec, build_codec
 from streams.settings import AlignSettings
 from tests.faults.load import OVERSIZED_BYTES, Load, LoadPlan
 from tests.faults.sizes import Sizes
+from tests.faults.stage import Stage
 from tests.faults.verdict import Coordinates, Judge, Outcome, Verdict
 from tests.faults.watch import Place, Watcher
 from tests.integration.align_worker import topics_of
@@ -52,16 +54,14 @@ class Kafka:
     """Where a scene's topics are.
 
     Attributes:
-        bootstrap: The brokers' addresses for the load and the judge.
-        worker_bootstrap: Those that workers are told.
+        bootstrap: The brokers' addresses.
         replicas: Copies of each topic.
-        topic_config: What every topic has besides.
+        stage: The brokers, for cases that break them.
     """
 
     bootstrap: str
-    worker_bootstrap: str
     replicas: int = 1
-    topic_config: Mapping[str, str] = field(default_factory=dict)
+    stage: Stage | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +127,7 @@ class Scene(Bench):
     ) -> None:
         super().__init__(kafka.bootstrap, folder)
         self.kafka = kafka
+        self.producer = Producer({"bootstrap.servers": kafka.bootstrap, "log_level": 0})
         self.prefix = prefix
         self.sizes = sizes
         self.topics = topics_of(prefix)
@@ -138,8 +139,10 @@ class Scene(Bench):
         self.unread: set[Coordinates] = set()
         self.allow_repeats = False
         self.registry_url: str | None = None
+        self.worker_bootstrap = kafka.bootstrap
         self.worker_module = worker_module
         self._kept: list[KeptWorker] = []
+        self._closing = ExitStack()
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
         self._create_topics()
         outputs = (self.topics.segments, self.topics.dead_letters)
@@ -148,13 +151,28 @@ class Scene(Bench):
         self.inputs = [(topic, p) for topic in inputs for p in range(PARTITIONS)]
         self.watcher = Watcher(kafka.bootstrap, [*self.inputs, *self.outputs])
 
+    @property
+    def stage(self) -> Stage:
+        """The brokers, which the case may break."""
+        assert self.kafka.stage is not None, "this case needs brokers of its own"
+        return self.kafka.stage
+
+    def use_relays(self) -> None:
+        """Have workers reach the brokers through relays only."""
+        self.worker_bootstrap = self.stage.relayed_bootstrap
+
     def use_codec(self, codec: Codec, registry_url: str) -> None:
         """Have load, judge and workers use a schema registry."""
         self.judge = Judge(self.topics, self.settings, codec)
         self.registry_url = registry_url
 
+    def on_close(self, call: Callable[[], object]) -> None:
+        """Call something at the scene's end."""
+        self._closing.callback(call)
+
     def close(self) -> None:
         """End all that runs, and drop the topics."""
+        self._closing.close()
         for kept in self._kept:
             kept.release()
         self.stop_all()
@@ -177,14 +195,12 @@ class Scene(Bench):
             self.judge.codec,
         )
 
-    def start(
-        self, name: str, instance: str | None = None, *, bootstrap: str | None = None
-    ) -> WorkerProcess:
+    def start(self, name: str, instance: str | None = None) -> WorkerProcess:
         """Start a worker. With ``instance`` it is a static member of the group."""
         config = self.config(
             name,
             kafka={
-                "bootstrap_servers": bootstrap or self.kafka.worker_bootstrap,
+                "bootstrap_servers": self.worker_bootstrap,
                 "session_timeout_ms": 6_000,
             },
             data_dir=str(self.data_dir(name)),
@@ -259,6 +275,34 @@ class Scene(Bench):
         self.recoveries.append(seconds)
         return seconds
 
+    def resumed(self, mark: Mark, timeout_s: float = PATIENCE_S) -> float:
+        """Wait until every affected partition has outputs of new input, after a fault that
+        workers may live through; notes and returns the longest time one had none.
+        """
+        wanted = time.monotonic()
+        now = Mark(wanted, mark.ends, mark.partitions)
+        wait_until(
+            lambda: self._working() and self.first_outputs(now).keys() == mark.partitions,
+            f"new outputs of partitions {sorted(mark.partitions)}",
+            timeout_s,
+        )
+        seconds = self._longest_silence(mark)
+        self.recoveries.append(seconds)
+        return seconds
+
+    def _longest_silence(self, mark: Mark) -> float:
+        times: dict[int, list[float]] = {partition: [mark.at_s] for partition in mark.partitions}
+        for topic in (self.topics.segments, self.topics.dead_letters):
+            for seen in self.watcher.seen(topic):
+                partition = self._source(seen.record)
+                if seen.at_s > mark.at_s and partition in times:
+                    times[partition].append(seen.at_s)
+        return max(
+            later - earlier
+            for moments in map(sorted, times.values())
+            for earlier, later in pairwise(moments)
+        )
+
     def _working(self) -> bool:
         """True; a failure if no worker is left that could do anything."""
         if not self._kept and not self.alive():
@@ -285,6 +329,19 @@ class Scene(Bench):
     def sent_so_far(self) -> int:
         """Records that are in the inputs."""
         return sum(self.watcher.count(topic) for topic in {topic for topic, _ in self.inputs})
+
+    def wait_until_sent(self, count: int) -> None:
+        """Wait until ``count`` more records are in the inputs."""
+        wanted = self.sent_so_far() + count
+        wait_until(lambda: self.sent_so_far() >= wanted, f"{count} more records", PATIENCE_S)
+
+    def committed(self, places: list[TopicPartition]) -> list[TopicPartition]:
+        """The group's offsets."""
+        consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": self.prefix})
+        try:
+            return list(consumer.committed(places, timeout=30))
+        finally:
+            consumer.close()
 
     # The end
 
@@ -347,13 +404,20 @@ class Scene(Bench):
                 name,
                 num_partitions=PARTITIONS,
                 replication_factor=self.kafka.replicas,
-                config={**config, **self.kafka.topic_config},
+                config=dict(config),
             )
             for name, config in configs.items()
         ]
         for future in self.admin.create_topics(wanted).values():
             future.result(30)
-        wait_until(lambda: _have_leaders(self.admin, set(configs)), "leaders of all topics", 60)
+        self.wait_for_leaders()
+
+    def wait_for_leaders(self) -> None:
+        """Wait until all topics can be used."""
+        topics = self.topics
+        names = {topics.turns, topics.feedback, topics.segments, topics.dead_letters}
+        names.add(self.state_topic)
+        wait_until(lambda: _have_leaders(self.admin, names), "leaders of all topics", 60)
 
 
 def _have_leaders(admin: AdminClient, names: set[str]) -> bool:

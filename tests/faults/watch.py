@@ -8,11 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.admin._listoffsets import LatestSpec, OffsetSpec
+from confluent_kafka.admin._listoffsets import OffsetSpec
 
 from processors.runtime.records import Record
+
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 Place = tuple[str, int]
 """Topic and partition."""
@@ -39,7 +41,8 @@ class Watcher:
     def __init__(self, bootstrap: str, places: Sequence[Place]) -> None:
         self._seen: dict[Place, list[Seen]] = {place: [] for place in places}
         self._read_to: dict[Place, int] = dict.fromkeys(places, 0)
-        self._admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        self._admin_config = {"bootstrap.servers": bootstrap, "log_level": 0}
+        self._admin = AdminClient(self._admin_config)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._consumer = Consumer(
@@ -92,9 +95,19 @@ class Watcher:
 
     def ends(self, level: IsolationLevel, places: Sequence[Place]) -> dict[Place, int]:
         """Where partitions end now: what is committed, or all."""
-        wanted: dict[TopicPartition, OffsetSpec] = {
-            TopicPartition(topic, p): LatestSpec() for topic, p in places
-        }
+        deadline = time.monotonic() + 60
+        while True:
+            try:
+                return self._ends(level, places)
+            except KafkaException:
+                # A leader is just changing, and this client would keep to the former one.
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.2)
+                self._admin = AdminClient(self._admin_config)
+
+    def _ends(self, level: IsolationLevel, places: Sequence[Place]) -> dict[Place, int]:
+        wanted = {TopicPartition(topic, p): _LATEST for topic, p in places}
         found = self._admin.list_offsets(wanted, isolation_level=level, request_timeout=20)
         return {(tp.topic, tp.partition): f.result(20).offset for tp, f in found.items()}
 
