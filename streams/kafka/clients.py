@@ -41,10 +41,11 @@ def resolve_bootstrap(settings: Settings) -> str:
     """
     if settings.kafka.bootstrap_servers:
         return settings.kafka.bootstrap_servers
+    from streams.kafka.cluster import cluster_status
     from streams.kafka.embedded import embedded_dir, kafka_status
 
     data_dir = embedded_dir(settings.data_dir)
-    running = kafka_status(data_dir)
+    running = cluster_status(data_dir) or kafka_status(data_dir)
     if running is None:
         raise BrokerError(
             f"no Kafka to talk to: none is configured and none runs in {data_dir.absolute()}. "

@@ -28,6 +28,7 @@ from streams.kafka.embedded import (
     Member,
     RunningKafka,
     becomes_free,
+    end_member,
     kafka_status,
     locked,
     new_cluster_id,
@@ -116,7 +117,7 @@ def start_cluster(
             _wait_for_all(root, members, timeout_s)
         except BaseException:
             for member in missing:
-                stop_kafka(_folder(root, member.node_id), timeout_s=0.1)
+                end_member(_folder(root, member.node_id))
             raise
     running = cluster_status(root)
     if running is None:

@@ -382,6 +382,15 @@ def wait_for_member(running: RunningKafka, timeout_s: float) -> None:
         raise BrokerError(f"Kafka (pid {running.pid}) {error}{_tails(layout)}") from None
 
 
+def end_member(data_dir: Path) -> None:
+    """End whatever was started for a node's folder, at once.
+
+    Raises:
+        BrokerError: It could not be ended.
+    """
+    _end_all(_Layout(data_dir.resolve()))
+
+
 def _launch(layout: _Layout, jars: Path, ports: tuple[int, int]) -> RunningKafka:
     pid = _spawn(layout, jars)
     try:
@@ -744,6 +753,7 @@ __all__ = [
     "answers",
     "becomes_free",
     "embedded_dir",
+    "end_member",
     "kafka_status",
     "locked",
     "member_properties",

@@ -41,8 +41,8 @@ class Watcher:
     def __init__(self, bootstrap: str, places: Sequence[Place]) -> None:
         self._seen: dict[Place, list[Seen]] = {place: [] for place in places}
         self._read_to: dict[Place, int] = dict.fromkeys(places, 0)
-        self._admin_config = {"bootstrap.servers": bootstrap, "log_level": 0}
-        self._admin = AdminClient(self._admin_config)
+        self._bootstrap = bootstrap
+        self._admin = _admin(self._bootstrap)
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._consumer = Consumer(
@@ -104,7 +104,7 @@ class Watcher:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(0.2)
-                self._admin = AdminClient(self._admin_config)
+                self._admin = _admin(self._bootstrap)
 
     def _ends(self, level: IsolationLevel, places: Sequence[Place]) -> dict[Place, int]:
         wanted = {TopicPartition(topic, p): _LATEST for topic, p in places}
@@ -128,6 +128,10 @@ class Watcher:
         elif error.code() == KafkaError._PARTITION_EOF:
             # Behind the markers of transactions, which are no messages.
             self._read_to[place] = message.offset()
+
+
+def _admin(bootstrap: str) -> AdminClient:
+    return AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
 
 
 def record_of(message: Any) -> Record:
