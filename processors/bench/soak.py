@@ -45,7 +45,7 @@ RULES = {
 }
 MEMORY_GROWTH = 0.05
 DISK_GROWTH = 0.25
-AHEAD_SESSIONS = 60_000
+AHEAD_SESSIONS = 15_000
 """How many sessions may be written and not closed yet: they hold the writer back."""
 
 STALL_S = 300.0
@@ -81,17 +81,21 @@ class SoakPlan:
 
 
 def rolling(log: SimpleLog, talking: int, turns: int) -> Iterator[LogRecord]:
-    """Endless sessions, so many of them at a time, each turn of all before the next of any."""
-    group = 0
+    """Endless sessions, so many of them at a time; when one ends another takes its place.
+
+    The first ones are shorter, each by another number of exchanges, so that ends are spread.
+    """
+    places = [(place, 0, turns - 2 * (place % (turns // 2))) for place in range(talking)]
+    begun = talking
     while True:
-        # Each session is at another of its turns than its neighbour.
-        for number in range(turns + talking - 1):
-            for place in range(talking):
-                turn = number - place
-                if 0 <= turn < turns:
-                    name = f"soak-{group:06d}-{place:06d}"
-                    yield from log.turn(name, turn, ends=turn == turns - 1)
-        group += 1
+        for place, (session, number, length) in enumerate(places):
+            ends = number == length - 1
+            yield from log.turn(f"soak-{session:012d}", number, ends=ends)
+            if ends:
+                places[place] = (begun, 0, turns)
+                begun += 1
+            else:
+                places[place] = (session, number + 1, length)
 
 
 def run(settings: Settings, plan: SoakPlan, on_step: OnStep) -> Report:
