@@ -7,6 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from email.message import Message
 from pathlib import Path
 from typing import Any
 
@@ -59,11 +60,15 @@ class ViewBench(Bench):
 
     def get(self, path: str = "/", accept: str = "application/json") -> tuple[str, str]:
         """The content type and body of an answer."""
+        headers, body = self.answer(path, accept)
+        return headers.get_content_type(), body
+
+    def answer(self, path: str, accept: str) -> tuple[Message, str]:
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}", headers={"Accept": accept}
         )
         with urllib.request.urlopen(request, timeout=10) as answer:
-            return answer.headers.get_content_type(), answer.read().decode()
+            return answer.headers, answer.read().decode()
 
     def status(self) -> Found:
         kind, body = self.get()
@@ -173,8 +178,11 @@ def test_a_worker_shows_its_partitions_and_their_oldest_open_session(bench: View
     assert [p["partition"] for p in found["partitions"]] == [0, 1]
     assert found["restoring"] == []
 
-    kind, page = bench.get(accept="text/html,*/*;q=0.8")
-    assert kind == "text/html"
+    headers, page = bench.answer("/", "text/html,*/*;q=0.8")
+    assert headers.get_content_type() == "text/html"
+    assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+    assert headers["Cache-Control"] == "no-store"
+    assert bench.answer("/", "*/*")[0]["X-Content-Type-Options"] == "nosniff"
     assert "Partition 0" in page
     assert "&lt;script&gt;alert(1)" in page
     assert "<script" not in page

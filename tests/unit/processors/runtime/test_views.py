@@ -172,6 +172,14 @@ def test_ids_from_outside_stay_text(hostile: str) -> None:
     assert ids["oldest_open"]["session_id"] == hostile
 
 
+def test_names_of_topics_and_groups_stay_text_too() -> None:
+    one = replace(partition(), topics=(replace(TURNS, topic="<i>topic"),))
+    page = views.as_html(replace(worker(one), application="<i>group", processor="<i>name"))
+    assert Reader(page).tags.count("i") == 0
+    for name in ("topic", "group", "name"):
+        assert f"&lt;i&gt;{name}" in page
+
+
 def test_what_is_long_overdue_is_marked() -> None:
     def page(late_ms: int) -> str:
         status = replace(STATUS, next_due_ms=NOW_MS - late_ms)
@@ -181,6 +189,14 @@ def test_what_is_long_overdue_is_marked() -> None:
     assert 'class="late"' not in page(views.LATE_MS)
     assert 'class="late"' in page(views.LATE_MS + 1)
     assert "1 h 1 min ago" in page(3_660_000)
+    assert "0.0 s ago" in page(0)
+
+
+def test_a_clock_that_is_behind_the_log_shows_no_negative_spans() -> None:
+    early_ms = NOW_MS - 10_000_000
+    assert views.oldest_open_ms(STATUS, early_ms) == 0
+    assert views.event_time_lag_ms(STATUS, early_ms) == 0
+    assert views.overdue_ms(STATUS, early_ms) == 0
 
 
 @pytest.mark.parametrize(
@@ -230,7 +246,9 @@ def test_times_that_no_calendar_has_are_shown_as_numbers() -> None:
         ("", {}, False),
         ("application/json", {}, False),
         ("application/json", {"format": "html"}, True),
+        ("Text/HTML", {}, True),
         ("text/html", {"format": "json"}, False),
+        ("text/html", {"format": "else"}, False),
     ],
 )
 def test_browsers_get_the_page_and_machines_json(

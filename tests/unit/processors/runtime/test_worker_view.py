@@ -13,6 +13,7 @@ from processors.runtime.topics import Cluster
 from processors.runtime.worker import BatchApp, BatchWorker
 from streams import metrics as names
 from streams.clock import ManualClock
+from streams.errors import StateError
 from streams.metrics import ProcessorMetrics
 from streams.settings import KafkaSettings, Settings
 
@@ -78,14 +79,47 @@ EMPTY = ProcessorStatus(
 )
 
 
-async def test_what_a_worker_says_of_its_partitions_in_gauges_and_on_its_page(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def new_worker(tmp_path: Path) -> BatchWorker:
     settings = Settings(data_dir=tmp_path, kafka=KafkaSettings(bootstrap_servers="h:1"))
     metrics = ProcessorMetrics("feedback_align")
     spec = build_spec(settings, metrics)
-    worker = BatchWorker(spec, settings, Cluster(3, {}), metrics, ManualClock(NOW_MS))
-    turns, feedback = spec.inputs
+    return BatchWorker(spec, settings, Cluster(3, {}), metrics, ManualClock(NOW_MS))
+
+
+async def test_a_partition_is_shown_as_restoring_until_it_is_restored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = new_worker(tmp_path)
+    seen: list[tuple[int, ...]] = []
+
+    class Opening:
+        broken = False
+
+        async def open(self) -> None:
+            seen.append(worker.view().restoring)
+            if self.broken:
+                raise StateError("broken")
+
+        async def close(self) -> None:
+            pass
+
+    opening: Any = Opening()
+    monkeypatch.setattr(worker, "_new_runner", lambda _: opening)
+    await worker._open(2)
+    worker._runners.clear()
+    assert (seen, worker.view().restoring) == ([(2,)], ())
+    opening.broken = True
+    with pytest.raises(StateError, match="partition 2: broken"):
+        await worker._open(2)
+    assert (seen, worker.view().restoring) == ([(2,), (2,)], ())
+
+
+async def test_what_a_worker_says_of_its_partitions_in_gauges_and_on_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = new_worker(tmp_path)
+    metrics = worker.metrics
+    turns, feedback = worker.spec.inputs
     reader = Reader(TP(turns, 1), TP(feedback, 1))
     monkeypatch.setattr(BatchApp, "consumer", property(lambda _: reader))
     worker._runners = {2: runner(2, EMPTY), 1: runner(1, OPEN)}
