@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from pathlib import Path
 
+from learner.examples import read_examples
 from streams.errors import ClawstreamError
 from streams.process import argument_parser, command_line, configure_logging, report
 from streams.settings import load_settings
@@ -24,16 +26,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         ours; the error is on standard error.
     """
     parser = argument_parser("learn", "Train the policy on scored segments.")
+    parser.add_argument(
+        "--warm-start",
+        type=Path,
+        default=None,
+        metavar="FILE",
+        help="learn from labelled preferences and demonstrations (JSON lines) first, once a file",
+    )
+    parser.add_argument("--warm-start-only", action="store_true", help="end after the warm start")
     arguments = parser.parse_args(command_line(argv))
+    if arguments.warm_start_only and arguments.warm_start is None:
+        parser.error("--warm-start-only needs --warm-start FILE")
     configure_logging()
     logging.getLogger("alembic").setLevel(logging.WARNING)
     try:
         settings = load_settings(arguments.config)
-        # Torch takes seconds to load: a mistake in the settings shows before.
+        path = arguments.warm_start
+        examples = None if path is None else read_examples(path)
+        # Torch takes seconds to load: a mistake in the settings or the file shows before.
         from learner.loop import run
         from learner.trainer import make_trainer
 
-        run(settings, make_trainer, stopping=stop_on_signals())
+        run(
+            settings,
+            make_trainer,
+            stopping=stop_on_signals(),
+            warm_start=examples,
+            warm_start_only=arguments.warm_start_only,
+        )
     except ClawstreamError as error:
         return report(error)
     return 0

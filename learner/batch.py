@@ -305,6 +305,36 @@ def _nothing_left(builder: _Builder, rules: BuildRules) -> str:
     return "every reply was cut off" if builder.interrupted else "no reply has tokens"
 
 
+def reply_sample(
+    chat: Chat, messages: Sequence[Mapping[str, Any]], reply: str, name: str
+) -> TrainingSample:
+    """A sample of one reply that is known as text: the conversation is context only.
+
+    Args:
+        chat: The base model's tokenizer and template.
+        messages: What it answers, as OpenAI-compatible clients write it.
+        reply: Its text; it ended itself.
+        name: Its id.
+
+    Raises:
+        ModelError: The template refuses the messages.
+    """
+    message = {"role": "assistant", "content": reply}
+    rendered = _render(chat, messages, message)
+    prompt, ids = chat.encode(rendered.prompt), _ids_of_text(chat, rendered, ended=True)
+    if not prompt or not ids:
+        raise ModelError("the chat template shows nothing of the reply, or nothing before it")
+    turn = Turn(turn_id=name, start=len(prompt), end=len(prompt) + len(ids), reward=0.0)
+    return TrainingSample(
+        sample_id=name,
+        segment_id=name,
+        revision=0,
+        token_ids=(*prompt, *ids),
+        turns=(turn,),
+        terminal=True,
+    )
+
+
 @dataclass(slots=True)
 class _Part:
     """A sample in the making; `last_step` is the last one in it, before the first if none is."""
@@ -348,7 +378,6 @@ class _Builder:
         self._rules = rules
         self._limit = rules.max_sequence_tokens
         self._vocabulary = chat.vocabulary_size
-        self._end_text = chat.decode([chat.eos_token_id], skip_special_tokens=False)
         self._messages: list[dict[str, Any]] = []
         self._replies: list[int] = []
         self._first_rendered: tuple[int, ...] | None = None
@@ -458,10 +487,7 @@ class _Builder:
         if step.token_ids:
             self._require_known(step.token_ids, step)
             return step.token_ids
-        ids = self._chat.encode(rendered.reply)
-        if step.finish_reason in _ENDED and rendered.closing.startswith(self._end_text):
-            ids = (*ids, self._chat.eos_token_id)
-        return ids
+        return _ids_of_text(self._chat, rendered, ended=step.finish_reason in _ENDED)
 
     def _append_reply(
         self, part: _Part, index: int, ids: Sequence[int], rendered: _Rendered
@@ -512,25 +538,39 @@ class _Builder:
         """The conversation up to and with one reply, in the template's text."""
         reply = self._replies[index]
         before = [*self._leading_system(begin_message), *self._messages[begin_message:reply]]
-        prompt = self._chat.render_text(before)
-        whole = self._chat.render_text(
-            [*before, self._messages[reply]], add_generation_prompt=False
-        )
-        if not whole.startswith(prompt):
-            # The template shows this reply otherwise than it was generated; it can be trained
-            # on as it was.
-            content = str(self._messages[reply]["content"])
-            return _Rendered(before, prompt, content, self._end_text)
-        rest = whole[len(prompt) :]
-        end = rest.rfind(self._end_text)
-        if end < 0:
-            content = str(self._messages[reply]["content"])
-            end = len(content) if rest.startswith(content) else len(rest)
-        return _Rendered(before, prompt, rest[:end], rest[end:])
+        return _render(self._chat, before, self._messages[reply])
 
     def _leading_system(self, begin_message: int) -> list[dict[str, Any]]:
         first = self._messages[0]
         return [first] if begin_message > 0 and first["role"] == Role.SYSTEM else []
+
+
+def _render(chat: Chat, before: Sequence[Mapping[str, Any]], reply: Mapping[str, Any]) -> _Rendered:
+    """The template's text around a reply to the messages before it."""
+    end_text, content = _end_text(chat), str(reply["content"])
+    prompt = chat.render_text(before)
+    whole = chat.render_text([*before, reply], add_generation_prompt=False)
+    if not whole.startswith(prompt):
+        # The template shows this reply otherwise than it was generated; it can be trained
+        # on as it was.
+        return _Rendered(before, prompt, content, end_text)
+    rest = whole[len(prompt) :]
+    end = rest.rfind(end_text)
+    if end < 0:
+        end = len(content) if rest.startswith(content) else len(rest)
+    return _Rendered(before, prompt, rest[:end], rest[end:])
+
+
+def _ids_of_text(chat: Chat, rendered: _Rendered, *, ended: bool) -> tuple[int, ...]:
+    """The tokens of a reply's text, with the end of turn if it `ended` itself."""
+    ids = chat.encode(rendered.reply)
+    if ended and rendered.closing.startswith(_end_text(chat)):
+        ids = (*ids, chat.eos_token_id)
+    return ids
+
+
+def _end_text(chat: Chat) -> str:
+    return chat.decode([chat.eos_token_id], skip_special_tokens=False)
 
 
 def _is_interrupted(step: Step, interrupted: Interrupted) -> bool:
@@ -599,4 +639,5 @@ __all__ = [
     "TrainingSample",
     "Turn",
     "build_samples",
+    "reply_sample",
 ]

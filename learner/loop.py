@@ -1,9 +1,10 @@
 """The learner: wait for enough news, sample, update, publish, and again.
 
 ``Learner.run`` reads as the numbered steps of DESIGN §6. What an update does is behind the
-``Trainer`` protocol; where segments come from is behind ``Feed``; what happens to the result
-is behind ``Publisher``. This module decides only the order, and what a stop may interrupt: a
-wait at any moment, an update between two micro-batches, never its publication.
+``Trainer`` protocol; what is learned from labelled examples first is in ``learner.warming``; where
+segments come from is behind ``Feed``; what happens to the result is behind ``Publisher``. This
+module decides only the order, and what a stop may interrupt: a wait at any moment, an update
+between two micro-batches, never its publication.
 """
 
 from __future__ import annotations
@@ -20,11 +21,14 @@ from typing import Any, Protocol
 import torch
 
 from learner.checkpoint import LearnerState, pack_rng, unpack_rng
+from learner.examples import ExampleFile
 from learner.feed import Feed, FeedStatus, Sealed
 from learner.hints import teaches
 from learner.kafka import KafkaWriter, connect_consumer, connect_writer
 from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
 from learner.schedule import Rules, Schedule, Trigger
+from learner.warming import Warming
+from learner.warmstart import WarmStarted, WarmStartHooks
 from learner.window import Candidate, Window, sample
 from streams import topics
 from streams.clock import Clock, SystemClock
@@ -92,6 +96,20 @@ class Trainer(Protocol):
         """
         ...
 
+    def warm_start(self, file: ExampleFile, hooks: WarmStartHooks) -> WarmStarted:
+        """Learn from labelled examples. If it raises, everything is as it was before.
+
+        Raises:
+            LearnerError: These examples cannot be learned from.
+            UpdateStoppedError: ``hooks.should_stop`` said so; ``hooks.save`` has its state.
+        """
+        ...
+
+    @property
+    def optimizer_step(self) -> int:
+        """Optimizer steps of all updates so far."""
+        ...
+
     def state_dict(self) -> Mapping[str, Any]:
         """Everything an update depends on, the adapter included: tensors, numbers and text."""
         ...
@@ -126,6 +144,7 @@ class Learner:
         config_hash: Of the settings, for the versions' records.
         clock: Tells the time.
         stopping: Set from outside to stop; the feed watches it too.
+        warming: Learns from labelled examples first; None if there are none.
     """
 
     def __init__(
@@ -139,9 +158,11 @@ class Learner:
         config_hash: str,
         clock: Clock,
         stopping: threading.Event,
+        warming: Warming | None = None,
     ) -> None:
         self._settings = settings
         self._trainer = trainer
+        self._warming = warming
         self._registry = registry
         self._feed = feed
         self._publisher = publisher
@@ -163,7 +184,8 @@ class Learner:
         """
         # 1. Clear up what a crash left behind.
         self._publisher.recover()
-        # 2. Go back to where the newest version left off, window included, and read on.
+        # 2. Go back to where the newest version left off, learn from labelled examples if there
+        # are any, and read on, window included.
         course = self._begin()
         while not self._finished(course):
             # 3. Wait until enough is new.
@@ -192,15 +214,36 @@ class Learner:
             self._publisher.send_unpublished()
         return course.published
 
+    def warm(self) -> int:
+        """Learn from the labelled examples alone; no record is read.
+
+        Returns:
+            0: no updates were published.
+
+        Raises:
+            ClawstreamError: As ``run``.
+        """
+        self._publisher.recover()
+        self._restore_and_warm()
+        return 0
+
     def _finished(self, course: _Course) -> bool:
         limit = self._settings.max_updates
         return self._stopping.is_set() or (limit > 0 and course.published >= limit)
 
     # Starting
 
-    def _begin(self) -> _Course:
+    def _restore_and_warm(self) -> tuple[Checkpoint | None, random.Random]:
+        """Bring the trainer to where learning goes on; the newest checkpoint."""
         checkpoint = self._registry.latest_checkpoint(self._settings.policy)
         rng = self._restore(checkpoint)
+        if self._warming is not None:
+            self._warming.run(self._trainer, checkpoint, rng)
+            checkpoint = self._registry.latest_checkpoint(self._settings.policy)
+        return checkpoint, rng
+
+    def _begin(self) -> _Course:
+        checkpoint, rng = self._restore_and_warm()
         since = self._feed.start(checkpoint, self._uses_of)
         self._drop_stale()
         sealed_at = None if checkpoint is None else checkpoint.sealed_at
@@ -333,6 +376,8 @@ def run(
     stopping: threading.Event,
     names: Topics | None = None,
     clock: Clock | None = None,
+    warm_start: ExampleFile | None = None,
+    warm_start_only: bool = False,
 ) -> int:
     """Connect everything that the settings name, learn until stopped, and close it again.
 
@@ -342,9 +387,11 @@ def run(
         stopping: Set to stop.
         names: The topics, if not the usual ones.
         clock: The machine's clock if None.
+        warm_start: Labelled examples to learn from first.
+        warm_start_only: End after that.
 
     Returns:
-        How many versions were published.
+        How many updates were published.
 
     Raises:
         ClawstreamError: Something it needs cannot be used.
@@ -357,17 +404,33 @@ def run(
     ):
         trainer = make_trainer(settings)
         feed = _make_feed(settings, links)
-        try:
-            return Learner(
-                settings=settings.learner,
-                trainer=trainer,
+        config_hash = settings_hash(settings.learner, settings.model)
+        publisher = _make_publisher(settings, links, registry, artifacts, trainer.base)
+        warming = None
+        if warm_start is not None:
+            warming = Warming(
+                file=warm_start,
+                policy=settings.learner.policy,
                 registry=registry,
-                feed=feed,
-                publisher=_make_publisher(settings, links, registry, artifacts, trainer.base),
-                config_hash=settings_hash(settings.learner, settings.model),
+                artifacts=artifacts,
+                publisher=publisher,
+                config_hash=config_hash,
                 clock=links.clock,
                 stopping=stopping,
-            ).run()
+            )
+        learner = Learner(
+            settings=settings.learner,
+            trainer=trainer,
+            registry=registry,
+            feed=feed,
+            publisher=publisher,
+            config_hash=config_hash,
+            clock=links.clock,
+            stopping=stopping,
+            warming=warming,
+        )
+        try:
+            return learner.warm() if warm_start_only else learner.run()
         finally:
             feed.stop()
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
+from peft import get_peft_model_state_dict
 from torch import Tensor, nn
 
 from learner.adapters import attach_lora
@@ -134,6 +135,18 @@ class PolicyNetwork:
         with self._only_blocks(range(self._first)) as tap:
             self._run(padded)
         return [tap.seen[index, : len(row.token_ids)].clone() for index, row in enumerate(rows)]
+
+    def with_states(self, rows: Sequence[TokenRow]) -> list[TokenRow]:
+        """The rows with `frozen_states`, where passes can begin there."""
+        if not self.shares_frozen_layers:
+            return list(rows)
+        states = self.frozen_states(rows)
+        return [replace(row, states=state) for row, state in zip(rows, states, strict=True)]
+
+    def adapter_tensors(self) -> dict[str, Tensor]:
+        """The adapter's weights by name, copied."""
+        tensors = get_peft_model_state_dict(self.model, save_embedding_layers=False)
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
     def score(
         self,

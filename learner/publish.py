@@ -23,7 +23,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +92,8 @@ class FinishedUpdate:
         save_adapter: Writes the adapter's files into a folder.
         before: The learner's state before the update, to go back to if it is rejected.
         after: The learner's state after it.
+        gate: What decides instead of the bound on the KL, if anything does.
+        attributes: More about where it came from.
     """
 
     metrics: Mapping[str, float]
@@ -107,6 +109,8 @@ class FinishedUpdate:
     save_adapter: Callable[[Path], object]
     before: LearnerState
     after: LearnerState
+    gate: tuple[GateDecision, ...] | None = None
+    attributes: Mapping[str, str] = field(default_factory=dict)
 
 
 class Publisher:
@@ -202,7 +206,10 @@ class Publisher:
         number = self._registry.next_version(self._policy)
         adapter = self._artifacts.write(self._policy, f"{_ADAPTER}{number}", finished.save_adapter)
         gate = sanity_gate(
-            finished.metrics, verify(adapter.uri, adapter.files), max_kl=self._max_kl
+            finished.metrics,
+            verify(adapter.uri, adapter.files),
+            max_kl=self._max_kl,
+            instead=finished.gate,
         )
         passed = all(decision.passed for decision in gate)
         resume_from = finished.after if passed else finished.before
@@ -258,6 +265,7 @@ class Publisher:
             metrics={k: float(v) for k, v in finished.metrics.items() if math.isfinite(v)},
             gate=gate,
             reason=_reason(finished.reason, gate),
+            attributes=dict(finished.attributes),
         )
 
     def _outgoing(self, event: ModelVersion) -> Outgoing:
@@ -287,7 +295,11 @@ def _is_foreign(name: str, next_version: int) -> bool:
 
 
 def sanity_gate(
-    metrics: Mapping[str, float], adapter: Path, *, max_kl: float
+    metrics: Mapping[str, float],
+    adapter: Path,
+    *,
+    max_kl: float,
+    instead: tuple[GateDecision, ...] | None = None,
 ) -> tuple[GateDecision, ...]:
     """Whether an update is sane enough to be served: finite, and not far from where it began.
 
@@ -295,6 +307,7 @@ def sanity_gate(
         metrics: Of the update.
         adapter: Folder with the weights as they would be served.
         max_kl: Bound of ``KL_METRIC``, inclusive; an update must report it.
+        instead: Decisions in place of that bound, for what is meant to go far.
 
     Raises:
         ArtifactError: The weights cannot be read back.
@@ -302,7 +315,7 @@ def sanity_gate(
     return (
         _finite_metrics(metrics),
         _finite_weights(adapter),
-        _bounded_kl(metrics.get(KL_METRIC), max_kl),
+        *((_bounded_kl(metrics.get(KL_METRIC), max_kl),) if instead is None else instead),
     )
 
 

@@ -7,11 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from learner.batch import BuildRules, BuiltSamples, build_samples
+from learner.examples import ExampleFile
 from learner.loop import Trained
 from learner.model import BaseModel, load_base
 from learner.publish import BaseIdentity
 from learner.update import PpoUpdater
+from learner.warmstart import WarmStart, WarmStarted, WarmStartHooks
 from streams.contracts import ScoredSegment
 from streams.errors import LearnerError
 from streams.settings import LearnerSettings, ModelSettings, Settings
@@ -92,6 +96,26 @@ class PpoTrainer:
             optimizer_step=result.optimizer_step,
             used=frozenset(sample.segment_id for sample in samples),
         )
+
+    def warm_start(self, file: ExampleFile, hooks: WarmStartHooks) -> WarmStarted:
+        """See ``learner.loop.Trainer`` and ``WarmStart.run``."""
+        before = self._updater.state_dict()
+        network, limit = self._updater.network, self._rules.max_sequence_tokens
+        try:
+            return WarmStart(network, self._base, self._settings, limit).run(file, hooks)
+        except BaseException as error:
+            self._updater.load_state_dict(before)
+            if isinstance(error, torch.OutOfMemoryError | MemoryError):
+                raise LearnerError(
+                    f"not enough memory for the warm start: {error}; lower "
+                    "learner.micro_batch_segments or learner.max_sequence_tokens"
+                ) from error
+            raise
+
+    @property
+    def optimizer_step(self) -> int:
+        """See ``PpoUpdater.optimizer_step``."""
+        return self._updater.optimizer_step
 
     def state_dict(self) -> Mapping[str, Any]:
         """See ``PpoUpdater.state_dict``."""

@@ -26,12 +26,11 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from peft import get_peft_model_state_dict
 from torch import Tensor, nn
 
 from learner.adapters import fill_adapter, read_config, read_weights, save_adapter
@@ -189,7 +188,7 @@ class PpoUpdater:
         return {
             "format": _STATE_FORMAT,
             "identity": self._identity(),
-            "adapter": self._adapter_tensors(),
+            "adapter": self.network.adapter_tensors(),
             "value_head": copy.deepcopy(self.network.value_head.state_dict()),
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
             "generator": self._generator.get_state(),
@@ -290,7 +289,7 @@ class PpoUpdater:
         if self.network.shares_frozen_layers:
             for micro in micro_batches:
                 self._go_on_or_stop()
-                finished = self._with_states([rows[index] for index in micro])
+                finished = self.network.with_states([rows[index] for index in micro])
                 for index, row in zip(micro, finished, strict=True):
                     rows[index] = row
         return rows
@@ -328,7 +327,7 @@ class PpoUpdater:
             self._go_on_or_stop()
             some = rows[start : start + size]
             scores = self.network.score(
-                self._with_states([self._teacher_row(row) for row in some]),
+                self.network.with_states([self._teacher_row(row) for row in some]),
                 reference=self._settings.opd_teacher == "reference",
             )
             lengths = [len(row.token_ids) - row.start for row in some]
@@ -344,12 +343,6 @@ class PpoUpdater:
             positions=torch.arange(row.start, length, device=device),
             temperatures=torch.full((length - row.start,), row.temperature, device=device),
         )
-
-    def _with_states(self, rows: Sequence[TokenRow]) -> list[TokenRow]:
-        if not self.network.shares_frozen_layers:
-            return list(rows)
-        states = self.network.frozen_states(rows)
-        return [replace(row, states=state) for row, state in zip(rows, states, strict=True)]
 
     def _recompute_behaviour(
         self,
@@ -395,7 +388,7 @@ class PpoUpdater:
         wanted: Tensor,
     ) -> Tensor:
         """Log-probabilities under other adapter weights, of the samples that `wanted` touches."""
-        own = self._adapter_tensors()
+        own = self.network.adapter_tensors()
         logprobs = torch.zeros_like(rollout.old_logprobs)
         touched = wanted.any(dim=1).nonzero()[:, 0].tolist()
         touched.sort(key=lambda index: (len(rows[index].token_ids), index))
@@ -571,10 +564,6 @@ class PpoUpdater:
             "lora_alpha": self._model_settings.lora_alpha,
             "lora_first_layer": self._model_settings.lora_first_layer,
         }
-
-    def _adapter_tensors(self) -> dict[str, Tensor]:
-        tensors = get_peft_model_state_dict(self.network.model, save_embedding_layers=False)
-        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
 def _never() -> bool:

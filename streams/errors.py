@@ -20,7 +20,8 @@
     ├── ArtifactError          adapter files are missing or damaged
     ├── ModelError             a model or adapter cannot be loaded
     ├── LearnerError           an update cannot be made
-    │   └── UpdateStoppedError it was interrupted; nothing has changed
+    │   ├── UpdateStoppedError it was interrupted; nothing has changed
+    │   └── TrainingFileError  a file of labelled examples cannot be used
     ├── ServingError           the policy server cannot do what it was asked to
     │   ├── UnknownModelError  no version of that name is loaded
     │   └── RequestRefusedError a field of a request is wrong or asks for what is not done here
@@ -152,6 +153,10 @@ class LearnerError(ClawstreamError):
 
 class UpdateStoppedError(LearnerError):
     """An update was interrupted because the learner is to stop; nothing has changed."""
+
+
+class TrainingFileError(LearnerError):
+    """A file of labelled examples cannot be read or used; the message names file and line."""
 
 
 class ServingError(ClawstreamError):

@@ -247,6 +247,12 @@ class LearnerSettings(Section):
     logprob_chunk_tokens: PositiveInt = 1_024
     digest_mismatch: Literal["refuse", "rerender"] = "refuse"
     interrupted_replies: Literal["skip", "train"] = "skip"
+    warm_start_epochs: PositiveInt = 1
+    warm_start_batch: PositiveInt = 16
+    warm_start_learning_rate: PositiveFloat = 1e-4
+    warm_start_beta: PositiveFloat = 0.1
+    warm_start_chosen_weight: NonNegativeFloat = 1.0
+    warm_start_save_steps: PositiveInt = 50
     gate_max_kl: PositiveFloat = 1.0
     keep_checkpoints: PositiveInt = 5
 

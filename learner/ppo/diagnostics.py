@@ -122,6 +122,25 @@ METRICS: Mapping[str, str] = MappingProxyType(
             "Share of tokens whose behaviour stays unknown: weight 1, as if chosen by the "
             "policy before the update."
         ),
+        "warm_start/loss_before": (
+            "Mean loss of the labelled examples before a warm start (of at most 256 of them)."
+        ),
+        "warm_start/loss_after": "The same after it; not lower means that it is rejected.",
+        "warm_start/chosen_logprob_before": (
+            "Mean log-probability of the better and the demonstrated replies before a warm start, "
+            "nats per token."
+        ),
+        "warm_start/chosen_logprob_after": "The same after it.",
+        "warm_start/margin_before": (
+            "Mean margin of the pairs before a warm start, nats: how much clearer than the "
+            "reference the policy prefers the chosen reply."
+        ),
+        "warm_start/margin_after": "The same after it.",
+        "warm_start/accuracy_before": "Share of pairs with a margin above 0 before a warm start.",
+        "warm_start/accuracy_after": "The same after it.",
+        "warm_start/steps": "Optimizer steps of the warm start.",
+        "warm_start/examples": "Examples it learned from.",
+        "warm_start/left_out": "Examples longer than max_sequence_tokens.",
         "batch/samples": "Conversations in the update.",
         "batch/turns": "Replies in the update.",
         "batch/tokens": "Tokens that were trained on.",

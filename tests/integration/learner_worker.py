@@ -1,6 +1,7 @@
 """The learner with a tiny trainer, as a process: ``python -m tests.integration.learner_worker``.
 
-Arguments: the settings file, the topics of scored segments, versions and dead letters.
+Arguments: the settings file, the topics of scored segments, versions and dead letters, and a file
+of labelled examples if there is to be a warm start.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from pathlib import Path
 import torch
 
 from learner.__main__ import stop_on_signals
+from learner.examples import read_examples
 from learner.loop import Topics, run
 from streams.settings import Settings, load_settings
 from tests.unit.learner.fakes import FakeTrainer
@@ -22,10 +24,18 @@ def _make_trainer(_: Settings) -> FakeTrainer:
     return FakeTrainer()
 
 
-def main(config: str, scored: str, versions: str, dead_letters: str) -> int:
+def main(
+    config: str, scored: str, versions: str, dead_letters: str, examples: str | None = None
+) -> int:
     logging.basicConfig(level=logging.INFO)
     names = Topics(scored=scored, versions=versions, dead_letters=dead_letters)
-    run(load_settings(Path(config)), _make_trainer, stopping=stop_on_signals(), names=names)
+    run(
+        load_settings(Path(config)),
+        _make_trainer,
+        stopping=stop_on_signals(),
+        names=names,
+        warm_start=None if examples is None else read_examples(Path(examples)),
+    )
     return 0
 
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import json
 import signal
 import subprocess
 import sys
@@ -35,7 +37,7 @@ class Rig:
         self.topics = {kind: name(kind) for kind in ("scored", "versions", "dead")}
         self.config = folder / "settings.yaml"
         self.process: subprocess.Popen[bytes] | None = None
-        self._producer = Producer({"bootstrap.servers": bootstrap})
+        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
         self._sent = 0
 
     def configure(self, **learner: object) -> None:
@@ -53,23 +55,25 @@ class Rig:
         }
         self.config.write_text(yaml.safe_dump(values), encoding="utf-8")
 
-    def start(self) -> subprocess.Popen[bytes]:
+    def start(self, *arguments: str) -> subprocess.Popen[bytes]:
         """Start the learner."""
         command = [sys.executable, "-m", "tests.integration.learner_worker", str(self.config)]
+        command += [*self.topics.values(), *arguments]
         with (self.folder / "learner.log").open("ab") as log:
-            self.process = subprocess.Popen([*command, *self.topics.values()], stderr=log)
+            self.process = subprocess.Popen(command, stderr=log)
         return self.process
 
-    def send(self, count: int) -> None:
+    def send(self, count: int, *, policy: str = "default") -> None:
         """Produce new segments and wait until Kafka has them."""
         for number in range(self._sent, self._sent + count):
-            self.send_value(encoded(scored(f"s{number}")), number % PARTITIONS)
+            segment = scored(f"s{number}", policy=policy)
+            self.send_value(encoded(segment), number % PARTITIONS)
         self._sent += count
 
     def send_value(self, value: bytes, partition: int = 0) -> None:
         """Produce one value and wait until Kafka has it."""
         self._producer.produce(self.topics["scored"], value=value, partition=partition)
-        assert self._producer.flush(30) == 0
+        assert self._producer.flush(DEADLINE_S) == 0
 
     def registry(self) -> Registry:
         """The learner's registry."""
@@ -103,7 +107,7 @@ class Rig:
         consumer = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "test-reader"})
         try:
             partition = TopicPartition(self.topics[kind], 0, 0)
-            _, high = consumer.get_watermark_offsets(partition, timeout=30)
+            _, high = consumer.get_watermark_offsets(partition, timeout=DEADLINE_S)
             consumer.assign([partition])
             found: list[Any] = []
             while len(found) < high:
@@ -116,7 +120,7 @@ class Rig:
         """End the learner if it still runs."""
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
-            self.process.wait(30)
+            self.process.wait(DEADLINE_S)
 
 
 @pytest.fixture
@@ -146,7 +150,7 @@ def test_kills_leave_one_version_per_number_and_lose_no_segment(rig: Rig) -> Non
         # Killed as soon as the transaction is visible: before, between or after the event.
         rig.wait_for_version(version)
         process.kill()
-        assert process.wait(30) == -signal.SIGKILL
+        assert process.wait(DEADLINE_S) == -signal.SIGKILL
     rig.configure(batch_segments=100, max_updates=1)
     process = rig.start()
     rig.send(8)
@@ -222,3 +226,46 @@ def test_the_window_is_rebuilt_from_the_log(rig: Rig) -> None:
     assert after is not None
     assert after.window[:8] == before.window
     assert {use.segment_id for use in lineage} == {f"s{n}" for n in range(10)}
+
+
+def test_a_warm_start_is_made_once_and_then_updates(rig: Rig) -> None:
+    rig.configure(max_updates=1)
+    labels = rig.folder / "labels.jsonl"
+    line = {"messages": [{"role": "user", "content": "Hi"}], "reply": "Hello!"}
+    labels.write_text(json.dumps(line), encoding="utf-8")
+    for _ in range(2):
+        rig.send(8)
+        assert rig.start(str(labels)).wait(DEADLINE_S) == 0, rig.log()
+    with rig.registry() as registry:
+        versions = registry.versions("default")
+        assert registry.unpublished() == ()
+    digest = hashlib.sha256(labels.read_bytes()).hexdigest()
+    found = [version.attributes.get("warm_start_sha256") for version in versions]
+    assert found == [digest, None, None]
+    assert "has learned from labels.jsonl already" in rig.log()
+    _check_offsets(versions[1:], total=16)
+    _check_events(rig, {version.event_id for version in versions})
+
+
+def test_learners_of_two_policies_share_a_topic(rig: Rig) -> None:
+    for policy, expected in (("npc", 12), ("default", 8)):
+        rig.configure(max_updates=1, policy=policy, batch_segments=100, update_segments=expected)
+        rig.send(4, policy="npc")
+        rig.send(8, policy=policy)
+        assert rig.start().wait(DEADLINE_S) == 0, rig.log()
+    with rig.registry() as registry:
+        npc, ours = registry.versions("npc"), registry.versions("default")
+        used = {
+            policy: {use.segment_id for use in registry.lineage(policy, 1)}
+            for policy in ("npc", "default")
+        }
+    assert [v.version for v in npc] == [v.version for v in ours] == [1]
+    assert used == {
+        "npc": {f"s{n}" for n in range(12)},
+        "default": {f"s{n}" for n in range(16, 24)},
+    }
+    # The second has read past the records of the first, and kept none of them.
+    _check_offsets(ours, total=24)
+    _check_offsets(npc, total=12)
+    events = rig.read("versions", ModelVersion)
+    assert [(event.policy, event.version) for event in events] == [("npc", 1), ("default", 1)]

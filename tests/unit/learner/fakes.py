@@ -14,12 +14,15 @@ from confluent_kafka import KafkaError
 from safetensors.torch import load_file, save_file
 
 from learner.checkpoint import LearnerState
+from learner.examples import ExampleFile
 from learner.kafka import Outgoing
 from learner.loop import Trained
 from learner.publish import KL_METRIC, BaseIdentity, FinishedUpdate
+from learner.warmstart import WarmStarted, WarmStartHooks
 from learner.window import Candidate
 from streams.contracts import (
     ClosedBy,
+    GateDecision,
     ModelVersion,
     ScoredSegment,
     SourceRef,
@@ -110,6 +113,7 @@ class FakeTrainer:
         self.weights = torch.zeros(3)
         self.momentum = torch.zeros(3)
         self.steps = 0
+        self.warm_steps = 0
         self.kl = 0.01
         self.poison = False
         self.trained_on: list[tuple[str, ...]] = []
@@ -144,6 +148,27 @@ class FakeTrainer:
             optimizer_step=self.steps,
             used=frozenset(self.trained_on[-1]),
         )
+
+    @property
+    def optimizer_step(self) -> int:
+        return self.steps
+
+    def warm_start(self, file: ExampleFile, hooks: WarmStartHooks) -> WarmStarted:
+        """As many steps as there are examples, each adds one to the weights."""
+        start, done = self.weights, 0
+        if hooks.resume is not None:
+            self.weights, done = hooks.resume["weights"].clone(), int(hooks.resume["step"])
+        for step in range(done, len(file.examples)):
+            if hooks.should_stop():
+                hooks.save({"step": step, "weights": self.weights})
+                self.weights = start
+                raise UpdateStoppedError("stopped")
+            self.weights = self.weights + 1
+            self.warm_steps += 1
+            hooks.shown(step + 1, len(file.examples), 1.0)
+            hooks.save({"step": step + 1, "weights": self.weights})
+        decision = GateDecision(name="warm_start_loss", passed=not self.poison)
+        return WarmStarted(metrics={"warm_start/steps": float(done)}, gate=(decision,))
 
     def state_dict(self) -> Mapping[str, Any]:
         return {"weights": self.weights, "momentum": self.momentum, "steps": self.steps}

@@ -3,12 +3,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from learner.examples import ExampleFile
 from learner.feed import Feed
 from learner.loop import Learner, Trained, run
-from learner.publish import Publisher
+from learner.publish import Publisher, settings_hash
+from learner.warming import Warming
 from learner.window import Window
 from streams.clock import ManualClock
 from streams.contracts import DeadLetter, DeadLetterReason, ScoredSegment, VersionStatus
@@ -53,8 +56,14 @@ class Bench:
         """Append segments to the log."""
         self.log.extend(encoded(segment) for segment in segments)
 
-    def run(self, trainer: FakeTrainer, **changes: object) -> int:
+    def run(self, trainer: FakeTrainer, **changes: Any) -> int:
         """Start a new learner on what is there and let it run to its end."""
+        return self.learner(trainer, None, **changes)()
+
+    def learner(
+        self, trainer: FakeTrainer, file: ExampleFile | None, *, only: bool = False, **changes: Any
+    ) -> Callable[[], int]:
+        """A new learner on what is there, to be run to its end."""
         settings = SETTINGS.model_copy(update=changes)
         self.stopping = threading.Event()
         feed = Feed(
@@ -84,19 +93,37 @@ class Bench:
             keep_checkpoints=2,
             clock=self.clock,
         )
-        try:
-            return Learner(
-                settings=settings,
-                trainer=trainer,
+        warming = None
+        if file is not None:
+            warming = Warming(
+                file=file,
+                policy=settings.policy,
                 registry=self.registry,
-                feed=feed,
+                artifacts=self.artifacts,
                 publisher=publisher,
-                config_hash="0" * 64,
+                config_hash=settings_hash(settings),
                 clock=self.clock,
                 stopping=self.stopping,
-            ).run()
-        finally:
-            feed.stop()
+            )
+        learner = Learner(
+            settings=settings,
+            trainer=trainer,
+            registry=self.registry,
+            feed=feed,
+            publisher=publisher,
+            config_hash=settings_hash(settings),
+            clock=self.clock,
+            stopping=self.stopping,
+            warming=warming,
+        )
+
+        def run_to_its_end() -> int:
+            try:
+                return learner.warm() if only else learner.run()
+            finally:
+                feed.stop()
+
+        return run_to_its_end
 
     def offsets(self) -> list[tuple[int, int]]:
         """The source offsets of every version."""
