@@ -1,7 +1,7 @@
 """``clawstream bench align-state --soak``: whether memory and disk stay flat for long.
 
 Sessions come, talk, close and leave the state past their horizon, which is short here: the
-log's own clock goes many times faster than ours, so that ten million events see some thirty
+log's own clock goes many times faster than ours, so that ten million events see some fifty
 horizons go by. Every so many events the worker's memory and the changelog's size on disk are
 noted. Flat is what grows by no more than a given share over the second half of the run.
 """
@@ -41,7 +41,7 @@ RULES = {
     "max_open_ms": 120_000,
     "orphan_wait_ms": 60_000,
     "attribution_window_ms": 60_000,
-    "horizon_ms": 300_000,
+    "horizon_ms": 180_000,
 }
 MEMORY_GROWTH = 0.05
 DISK_GROWTH = 0.25
