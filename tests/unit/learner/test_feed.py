@@ -133,6 +133,22 @@ def test_a_revision_of_a_segment_that_left_has_its_old_uses(bench: Bench) -> Non
     assert (feed.status().available_segments, feed.status().new_segments) == (1, 1)
 
 
+def test_records_of_other_policies_move_the_position_and_nothing_else(bench: Bench) -> None:
+    bench.log.append(encoded(scored("a")))
+    # An id of ours under another policy replaces nothing of ours.
+    bench.log.append(encoded(scored("a", policy="npc", revision=5, reward=-1.0)))
+    bench.log.extend(encoded(scored(f"n{n}", policy="npc")) for n in range(9))
+    bench.start()
+    feed = bench.wait(lambda feed: feed.status().segments == 1)
+    bench.wait(lambda feed: feed.seal().positions == (at(11),))
+    sealed, status = feed.seal(), feed.status()
+    assert dict(status.arrivals) == {"added": 1, "dead_letter": 0}
+    assert (status.segments, status.available_segments) == (1, 1)
+    assert sealed.snapshot.refs == (at(0),)
+    assert sealed.snapshot.candidates[0].scored.segment.revision == 0
+    assert bench.writer.records == []
+
+
 def test_a_dead_letter_is_not_written_again_after_a_restart(bench: Bench) -> None:
     bench.log.extend([b"\xff", encoded(scored("a"))])
     bench.start(checkpoint(1, []))

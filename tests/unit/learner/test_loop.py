@@ -9,7 +9,7 @@ import pytest
 
 from learner.examples import ExampleFile
 from learner.feed import Feed
-from learner.loop import Learner, Trained, run
+from learner.loop import Learner, Trained, Trainer, run
 from learner.publish import Publisher, settings_hash
 from learner.warming import Warming
 from learner.window import Window
@@ -56,12 +56,12 @@ class Bench:
         """Append segments to the log."""
         self.log.extend(encoded(segment) for segment in segments)
 
-    def run(self, trainer: FakeTrainer, **changes: Any) -> int:
+    def run(self, trainer: Trainer, **changes: Any) -> int:
         """Start a new learner on what is there and let it run to its end."""
         return self.learner(trainer, None, **changes)()
 
     def learner(
-        self, trainer: FakeTrainer, file: ExampleFile | None, *, only: bool = False, **changes: Any
+        self, trainer: Trainer, file: ExampleFile | None, *, only: bool = False, **changes: Any
     ) -> Callable[[], int]:
         """A new learner on what is there, to be run to its end."""
         settings = SETTINGS.model_copy(update=changes)
@@ -299,6 +299,49 @@ def test_what_cannot_be_used_is_a_dead_letter_and_the_stream_goes_on(bench: Benc
         "s3",
     ]
     assert bench.offsets() == [(0, 7)]
+
+
+def test_learners_of_two_policies_share_a_topic(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.arrive(*[scored(f"n{n}", policy="npc") for n in range(5)])
+    bench.arrive(*segments(4))
+    for policy, names, opened in (
+        ("default", ["s0", "s1", "s2", "s3", "s4"], (0, 10)),
+        ("npc", ["n0", "n1", "n2", "n3", "n4"], (0, 10)),
+    ):
+        trainer = FakeTrainer()
+        assert bench.run(trainer, policy=policy, batch_segments=100) == 1
+        assert sorted(trainer.trained_on[0]) == names
+        assert [use.segment_id for use in bench.registry.lineage(policy, 1)] == names
+        (version,) = bench.registry.versions(policy)
+        assert [(r.start, r.end) for r in version.source_offsets] == [opened]
+        checkpoint = bench.registry.latest_checkpoint(policy)
+        assert checkpoint is not None
+        # The window names records of its own policy alone.
+        own = {0, 1, 2, 3, 9} if policy == "default" else {4, 5, 6, 7, 8}
+        assert {ref.offset for ref in checkpoint.window} == own
+    assert [(v.policy, v.version, v.parent) for v in bench.writer.versions()] == [
+        ("default", 1, None),
+        ("npc", 1, None),
+    ]
+    assert {policy: bench.registry.live(policy) for policy in ("default", "npc")} == {
+        "default": 1,
+        "npc": 1,
+    }
+
+
+def test_records_of_others_are_read_past(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.run(FakeTrainer())
+    bench.arrive(*[scored(f"n{n}", policy="npc", revision=3) for n in range(9)])
+    # The same ids under another policy replace nothing.
+    bench.arrive(*[scored(f"s{n}", policy="npc", revision=3) for n in range(4)])
+    bench.arrive(*segments(4, 5, 6))
+    bench.arrive(*segments(7))
+    trainer = FakeTrainer()
+    assert bench.run(trainer, batch_segments=100) == 1
+    assert sorted(trainer.trained_on[0]) == [f"s{n}" for n in range(8)]
+    assert bench.offsets() == [(0, 4), (4, 21)]
 
 
 def test_an_update_without_usable_segments_is_skipped(bench: Bench) -> None:
