@@ -100,13 +100,17 @@ def zombie(scene: Scene) -> None:
         frozen.wait_ready(60)
         for number in range(1, scene.sizes.rounds + 1):
             scene.wait_for_outputs(20)
-            freeze_at_work(frozen, scene.open_transactions)
+            freeze_at_work(frozen, scene.open_outputs)
             mark = scene.mark()
             successor = scene.start(f"worker-{number}")
-            scene.recovered(mark)
+            successor.wait_ready(60)
+            if number % 2 == 0:
+                # Long after its successor took over, in place of just then.
+                scene.wait_for_outputs(60)
             frozen.process.send_signal(signal.SIGCONT)
-            scene.wait_for_outputs(60)
+            scene.recovered(mark)
             wait_until(lambda it=frozen: _gave_way(it), "the frozen one gives way", 90)  # type: ignore[misc]
+            scene.wait_for_outputs(40)
             if frozen.process.poll() is None:
                 assert frozen.terminate()[0] == 0
                 scene.notes.append("came back into the group")
@@ -122,7 +126,7 @@ def _gave_way(worker: WorkerProcess) -> bool:
         assert code == 1, f"exit code {code}"
         assert "FencedError" in worker.output(), worker.output()[-3000:]
         return True
-    return worker.output().count("owns partitions") > 1
+    return worker.output().count("Worker ready") > 1
 
 
 @case("5", "rebalance", "one worker, three, one; then a rolling restart")

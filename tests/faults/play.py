@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,7 +57,9 @@ class Row:
     notes: tuple[str, ...]
 
 
-def play(case: Case, kafka: Kafka, folder: Path, sizes: Sizes, worker: str = WORKER) -> Row:
+def play(
+    case: Case, kafka: Kafka, folder: Path, sizes: Sizes, worker: Sequence[str] = WORKER
+) -> Row:
     """Play a case over topics of its own.
 
     Args:
@@ -64,7 +67,7 @@ def play(case: Case, kafka: Kafka, folder: Path, sizes: Sizes, worker: str = WOR
         kafka: Where.
         folder: Scratch space; logs of workers stay there.
         sizes: How long and how often.
-        worker: The module of the worker under test.
+        worker: Module and first arguments of the worker under test.
     """
     began = time.monotonic()
     folder.mkdir(parents=True, exist_ok=True)

@@ -27,7 +27,7 @@ from tests.integration.align_worker import topics_of
 from tests.integration.harness import Bench, WorkerProcess, wait_until
 
 PARTITIONS = 3
-WORKER = "tests.integration.align_worker"
+WORKER = ("tests.integration.align_worker",)
 RULES: dict[str, int] = {
     "settle_ms": 300,
     "gap_ms": 900,
@@ -114,7 +114,7 @@ class Scene(Bench):
         folder: Scratch space.
         prefix: Of its topics' names.
         sizes: How long and how often.
-        worker_module: The worker under test.
+        command: Module and first arguments of the worker under test.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Scene(Bench):
         folder: Path,
         prefix: str,
         sizes: Sizes,
-        worker_module: str = WORKER,
+        command: Sequence[str] = WORKER,
     ) -> None:
         super().__init__(kafka.bootstrap, folder)
         self.kafka = kafka
@@ -140,7 +140,7 @@ class Scene(Bench):
         self.allow_repeats = False
         self.registry_url: str | None = None
         self.worker_bootstrap = kafka.bootstrap
-        self.worker_module = worker_module
+        self.command = command
         self._kept: list[KeptWorker] = []
         self._closing = ExitStack()
         self.admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -209,7 +209,8 @@ class Scene(Bench):
             worker={"group_instance_id": instance, "max_batch_records": 200},
             **({"schema_registry_url": self.registry_url} if self.registry_url else {}),
         )
-        return self.worker(self.worker_module, self.prefix, str(config), name=name)
+        module, *arguments = self.command
+        return self.worker(module, *arguments, self.prefix, str(config), name=name)
 
     def keep(self, name: str, instance: str | None = None) -> KeptWorker:
         """Start a worker that is started again whenever it ends by itself."""

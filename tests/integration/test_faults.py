@@ -1,0 +1,67 @@
+"""The most telling cases of the fault matrix, and proof that it catches broken workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from tests.faults.play import Row, play
+from tests.faults.registry import find_cases
+from tests.faults.report import as_line
+from tests.faults.scene import Kafka
+from tests.faults.sizes import Sizes
+
+pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
+
+SHORT = Sizes(kills=4, rounds=1, scripts=10)
+IMPATIENT = replace(SHORT, patience_s=6)
+"""What a broken worker lost does not come, however long one waits."""
+
+TELLING = ("kill-mid-batch", "kill-before-commit", "zombie", "rebalance", "poison")
+BROKEN = {
+    "acks-first": "kill-before-commit",
+    "writes-first": "kill-mid-batch",
+    "unfenced": "zombie",
+}
+AT_ONCE = 4
+
+Rows = dict[str, Future[Row]]
+
+
+@pytest.fixture(scope="module")
+def rows(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rows]:
+    """Several at once: most of their time is waiting."""
+    folder = tmp_path_factory.mktemp("faults")
+    kafka = Kafka(kafka_bootstrap)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        made = {
+            name: pool.submit(play, *find_cases(name), kafka, folder / name, SHORT)
+            for name in TELLING
+        }
+        for how, name in BROKEN.items():
+            command = ("tests.faults.broken", how)
+            case = find_cases(name)
+            made[how] = pool.submit(play, *case, kafka, folder / how, IMPATIENT, command)
+        yield made
+
+
+@pytest.mark.parametrize("name", TELLING)
+def test_outputs_equal_the_oracle_after(name: str, rows: Rows) -> None:
+    row = rows[name].result()
+    assert row.passed, as_line(row)
+    assert row.events > 100
+    assert row.recovery_s is not None
+
+
+@pytest.mark.parametrize(
+    ("how", "lost", "repeated"),
+    [("acks-first", True, False), ("writes-first", False, True), ("unfenced", False, True)],
+)
+def test_a_broken_worker_is_caught(how: str, lost: bool, repeated: bool, rows: Rows) -> None:
+    row = rows[how].result()
+    assert not row.passed
+    assert row.lost > 0 or not lost, as_line(row)
+    assert row.duplicated_ids > 0 or not repeated, as_line(row)
