@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ import pytest
 from tests.faults.play import Row, play
 from tests.faults.registry import find_cases
 from tests.faults.report import as_line
-from tests.faults.scene import Kafka
+from tests.faults.scene import WORKER, Kafka
 from tests.faults.sizes import Sizes
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
@@ -36,15 +36,16 @@ def rows(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
     """Several at once: most of their time is waiting."""
     folder = tmp_path_factory.mktemp("faults")
     kafka = Kafka(kafka_bootstrap)
+
+    def play_one(name: str, label: str, sizes: Sizes, command: Sequence[str] = WORKER) -> Row:
+        (case,) = find_cases(name)
+        return play(case, kafka, folder / label, sizes, command)
+
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        made = {
-            name: pool.submit(play, *find_cases(name), kafka, folder / name, SHORT)
-            for name in TELLING
-        }
+        made = {name: pool.submit(play_one, name, name, SHORT) for name in TELLING}
         for how, name in BROKEN.items():
             command = ("tests.faults.broken", how)
-            case = find_cases(name)
-            made[how] = pool.submit(play, *case, kafka, folder / how, IMPATIENT, command)
+            made[how] = pool.submit(play_one, name, how, IMPATIENT, command)
         yield made
 
 
