@@ -42,6 +42,10 @@ RULES: dict[str, int] = {
 }
 """All that is due comes about within 4 s of the log's own clock."""
 
+WORKER_LIMITS = {"max_batch_records": 200, "body_cache_bytes": 10_000, "hot_sessions": 20}
+"""Small batches, so that a fault meets the middle of one more often; and so little memory that
+most of what is revised must be read back from the inputs."""
+
 INPUT_CONFIG = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "2000000"}
 OUTPUT_CONFIG = {"max.message.bytes": str(OVERSIZED_BYTES * 3 // 4)}
 STATE_CONFIG = {"cleanup.policy": "compact", "max.message.bytes": "8000000"}
@@ -205,8 +209,7 @@ class Scene(Bench):
             },
             data_dir=str(self.data_dir(name)),
             align=RULES,
-            # Small batches, so that a fault meets the middle of one more often.
-            worker={"group_instance_id": instance, "max_batch_records": 200},
+            worker=WORKER_LIMITS | {"group_instance_id": instance},
             **({"schema_registry_url": self.registry_url} if self.registry_url else {}),
         )
         module, *arguments = self.command
