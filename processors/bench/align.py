@@ -10,6 +10,7 @@ pass over the log without any framework.
 
 from __future__ import annotations
 
+import gc
 import shutil
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ from processors.bench.log import LogRecord, Side, make_log
 from processors.bench.plain import expected_outputs, run_in_batches
 from processors.bench.process import BenchError, Outputs, Subject
 from processors.bench.profile import Profile
+from processors.bench.subjects.aligners import GC_THRESHOLDS
 from processors.bench.subjects.job import FIRST, LAST, Job, Mark, read_marks, write_job
 from streams.bench.machine import describe_machine
 from streams.bench.report import Goal, Metrics, Report, ratios_to
@@ -285,11 +287,14 @@ def _profile(bench: _Bench, log: Sequence[LogRecord], on_step: OnStep) -> Profil
     )
     bench.measure(OURS, profile=profiles.worker)
     profile = Profile(profiles.plain)
+    usual = gc.get_threshold()
+    gc.set_threshold(*GC_THRESHOLDS)
     profile.start()
     try:
         run_in_batches(log, bench.sides, build_codec(), bench.settings.align)
     finally:
         profile.stop()
+        gc.set_threshold(*usual)
     return profiles
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,8 +15,14 @@ Aligners = Callable[[int], PlainAligner]
 """The aligner of a partition, made when it is asked for first."""
 
 
+GC_THRESHOLDS = (50_000, 20, 100)
+"""Our worker's: Python's own search a state of many small objects all the time."""
+
+
 def aligners_of(job: Job) -> Aligners:
-    """The aligners of a job's partitions."""
+    """The aligners of a job's partitions; Python collects garbage as it does in our worker."""
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     settings = load_settings(Path(job.config)).align
     codec = build_codec()
     made: dict[int, PlainAligner] = {}
@@ -30,4 +37,4 @@ def aligners_of(job: Job) -> Aligners:
     return aligner
 
 
-__all__ = ["Aligners", "aligners_of"]
+__all__ = ["GC_THRESHOLDS", "Aligners", "aligners_of"]

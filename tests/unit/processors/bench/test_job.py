@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from processors.bench.subjects import aligners
 from processors.bench.subjects.job import (
     FIRST,
     FirstRecord,
@@ -14,6 +15,7 @@ from processors.bench.subjects.job import (
     read_marks,
     write_job,
 )
+from processors.runtime import process
 
 
 def test_a_job_is_what_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,3 +50,7 @@ def test_the_first_record_is_marked_once(
     assert list(marks) == [FIRST]
     assert marks[FIRST].at_ns > 0
     assert marks[FIRST].cpu_s > 0
+
+
+def test_rivals_collect_garbage_as_our_worker_does() -> None:
+    assert aligners.GC_THRESHOLDS == process.GC_THRESHOLDS

@@ -44,7 +44,7 @@ def test_busy_functions_are_seen_and_waiting_is_not(tmp_path: Path) -> None:
     time.sleep(0.3)
     profile.stop()
     shares = {share.stage: share.seconds for share in by_function(read_stacks(path), 1_000)}
-    spent = sum(shares.values())
-    assert spent == pytest.approx(0.3, abs=0.2)
-    assert shares[f"{__name__}:spin"] > 0.6 * spent
+    assert shares[f"{__name__}:spin"] == pytest.approx(0.3, abs=0.15)
+    waiting = f"{__name__}:test_busy_functions_are_seen_and_waiting_is_not"
+    assert shares.get(waiting, 0.0) < 0.15
     assert shares["gc:collect"] > 0
