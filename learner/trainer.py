@@ -77,7 +77,8 @@ class PpoTrainer:
         """
         built = [self._built(scored) for scored in segments]
         samples = [sample for one in built for sample in one.samples]
-        if self._settings.mode == "opd":
+        if self._settings.mode_weights[:2] == (0.0, 0.0):
+            # Without a hint there is nothing to learn from them.
             samples = [sample for sample in samples if any(t.teacher_prompt for t in sample.turns)]
         if not samples:
             return None

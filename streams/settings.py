@@ -223,16 +223,16 @@ class LearnerSettings(Section):
     learning_rate_decay_updates: PositiveInt = 1_000
     learning_rate_warmup_updates: NonNegativeInt = 0
     value_learning_rate: PositiveFloat = 1e-4
-    kl_coef: float = 0.2
+    kl_coef: NonNegativeFloat = 0.2
     clip_coef: PositiveFloat = 0.15
-    dual_clip: PositiveFloat = 3.0
+    dual_clip: Annotated[float, Field(gt=1)] = 3.0
     value_clip: PositiveFloat = 0.2
-    vf_coef: float = 0.5
-    ent_coef: float = 0.0
+    vf_coef: NonNegativeFloat = 0.5
+    ent_coef: NonNegativeFloat = 0.0
     gamma: Share = 1.0
     gae_lambda: Share = 0.95
     max_grad_norm: PositiveFloat = 0.5
-    target_kl: float | None = None
+    target_kl: PositiveFloat | None = None
     importance_weight_cap: PositiveFloat = 2.0
     stale_objective: Literal["decoupled", "behaviour"] = "decoupled"
     max_version_gap: NonNegativeInt = 4

@@ -435,6 +435,12 @@ def test_a_hybrid_of_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
         ("OPD_ADVANTAGE_BOUND", "0"),
         ("GRPO_GROUP", "topic"),
         ("STALE_OBJECTIVE", "none"),
+        ("KL_COEF", "-0.1"),
+        ("DUAL_CLIP", "1"),
+        ("TARGET_KL", "0"),
+        ("LEARNING_RATE_SCHEDULE", "cosine"),
+        ("WARM_START_BETA", "0"),
+        ("WARM_START_CHOSEN_WEIGHT", "-1"),
     ],
 )
 def test_settings_of_modes_have_bounds(

@@ -118,6 +118,10 @@ def test_opd_trains_on_what_holds_a_hint(tmp_path: Path) -> None:
     assert trained.used == {"b"}
     assert trained.metrics["opd/taught_share"] == 1.0
     assert _trainer(tmp_path).train([unrated], 0, no_adapter, never) is None
+    blend = _trainer(tmp_path, mode="hybrid", hybrid_grpo_weight=0.0)
+    same = blend.train([plain, unrated], 0, no_adapter, never)
+    assert same is not None
+    assert (same.used, same.metrics) == (trained.used, trained.metrics)
     # A blend learns from both.
     both = _trainer(tmp_path, mode="hybrid").train([plain, unrated], 0, no_adapter, never)
     assert both is not None
