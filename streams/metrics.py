@@ -94,6 +94,10 @@ LAST_TRANSACTION_SECONDS = Metric(
     "clawstream_last_transaction_seconds", "gauge", ("processor", "partition"),
     "The same of the latest transaction of a partition.",
 )  # fmt: skip
+CLOSING_DELAY = Metric(
+    "clawstream_closing_delay_seconds", "histogram", ("processor",),
+    "From a segment or revision due (its closed_at) to its transaction confirmed.", _SECONDS,
+)  # fmt: skip
 RESTORE_SECONDS = Metric(
     "clawstream_restore_seconds", "histogram", ("processor",),
     "From a partition assigned to its state restored.", _SECONDS,
@@ -159,6 +163,7 @@ ALL: tuple[Metric, ...] = (
     BATCH_RECORDS,
     TRANSACTION_SECONDS,
     LAST_TRANSACTION_SECONDS,
+    CLOSING_DELAY,
     RESTORE_SECONDS,
     STATE_ENTRIES,
     STATE_BYTES,

@@ -156,11 +156,14 @@ class AlignProcessor:
         """See ``PartitionProcessor``."""
         outputs: list[Output] = []
         inputs = self._merger.drain(limit)
+        due_ms: list[int] = []
         arrivals = 0
         for event in inputs:
             self._state, effects = machine.step(self._state, event, self._settings)
             for effect in effects:
                 outputs.extend(self._perform(effect))
+                if isinstance(effect, machine.EmitSegment):
+                    due_ms.append(effect.segment.closed_at)
             if isinstance(event, machine.Arrival):
                 arrivals += 1
                 self._raw.pop((event.topic, event.offset), None)
@@ -173,6 +176,7 @@ class AlignProcessor:
             outputs=outputs,
             changes=changes,
             meta=state_codec.encode_partition(self._state.clock_ms, positions),
+            due_ms=due_ms,
             records=arrivals,
             more=arrivals >= limit,
         )

@@ -23,6 +23,7 @@ from typing import Protocol, TypeVar
 from processors.runtime.records import Outcome, Output, PartitionProcessor, RawRecord
 from processors.runtime.state import RestoredState, encode_meta
 from streams import metrics as names
+from streams.clock import Clock
 from streams.metrics import ProcessorMetrics
 
 logger = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class PartitionRunner:
         apart: Runs what calls the processor.
         limits: How much is taken at once.
         metrics: Counters.
+        clock: Wall time, to say how late outputs are.
         on_error: Called with what ended the runner's task.
     """
 
@@ -107,6 +109,7 @@ class PartitionRunner:
         apart: Apart,
         limits: RunnerLimits,
         metrics: ProcessorMetrics,
+        clock: Clock,
         on_error: Callable[[BaseException], Awaitable[None]],
     ) -> None:
         self.partition = partition
@@ -119,6 +122,7 @@ class PartitionRunner:
         self._apart = apart
         self._limits = limits
         self._metrics = metrics
+        self._clock = clock
         self._on_error = on_error
         self._inbox: deque[tuple[str, Sequence[RawRecord]]] = deque()
         self._inbox_records = 0
@@ -370,6 +374,9 @@ class PartitionRunner:
         self._metrics.observe(names.TRANSACTION_SECONDS, seconds)
         for output in outcome.outputs:
             self._metrics.add(names.RECORDS_OUT, topic=output.topic)
+        now_ms = self._clock.now_ms()
+        for due_ms in outcome.due_ms:
+            self._metrics.observe(names.CLOSING_DELAY, max(0, now_ms - due_ms) / 1000)
         partition = str(self.partition)
         self._metrics.set(names.LAST_TRANSACTION_SECONDS, seconds, partition=partition)
         self._show_state()

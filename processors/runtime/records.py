@@ -87,6 +87,7 @@ class Outcome:
         meta: The processor's own state of the whole partition (clocks, maxima).
         applied: Per topic, the offset of the last record applied so far; topics of which
             nothing was applied since the restore may be left out.
+        due_ms: When outputs were due that were caused by time and not by a record.
         records: How many records this outcome applied.
         more: Whether another drain would apply more without further input.
     """
@@ -95,6 +96,7 @@ class Outcome:
     outputs: Sequence[Output] = ()
     changes: Mapping[bytes, bytes | None] = field(default_factory=dict)
     meta: bytes = b""
+    due_ms: Sequence[int] = ()
     records: int = 0
     more: bool = False
 

@@ -253,10 +253,19 @@ class TransactionalWriter:
         app_id: The application; with the partition it names the transactions.
         partition: The input partition.
         changelog: The changelog topic.
+        batch_bytes: The largest batch of records that every topic takes.
     """
 
-    def __init__(self, kafka: KafkaSettings, app_id: str, partition: int, changelog: str) -> None:
+    def __init__(
+        self,
+        kafka: KafkaSettings,
+        app_id: str,
+        partition: int,
+        changelog: str,
+        batch_bytes: int = PRODUCER_BATCH_BYTES,
+    ) -> None:
         self._kafka = kafka
+        self._batch_bytes = min(batch_bytes, PRODUCER_BATCH_BYTES)
         self._transactional_id = f"{app_id}-{partition}"
         self._partition = partition
         self._changelog = changelog
@@ -273,7 +282,7 @@ class TransactionalWriter:
             **aiokafka_config(self._kafka),
             transactional_id=self._transactional_id,
             acks="all",
-            max_batch_size=PRODUCER_BATCH_BYTES,
+            max_batch_size=self._batch_bytes,
             max_request_size=self._kafka.max_message_bytes,
         )
         try:

@@ -273,7 +273,12 @@ class BatchWorker:
             await runner.open()
         except StateError as error:
             await runner.close()
-            raise StateError(f"{self.spec.changelog} partition {partition}: {error}") from error
+            raise StateError(
+                f"{self.spec.changelog} partition {partition}: {error}. To begin again: stop all "
+                f"workers, delete {self.spec.changelog}, run `clawstream topics apply` and start "
+                "them; the inputs are read from their beginning, and what comes out has the "
+                "same ids as before"
+            ) from error
         except BaseException:
             await runner.close()
             raise
@@ -287,12 +292,19 @@ class BatchWorker:
             partition,
             spec.inputs,
             spec.make_processor(partition, self._cluster),
-            TransactionalWriter(self.settings.kafka, spec.app_id, partition, spec.changelog),
+            TransactionalWriter(
+                self.settings.kafka,
+                spec.app_id,
+                partition,
+                spec.changelog,
+                min(self._cluster.max_bytes.values()),
+            ),
             self._restorer(partition),
             self,
             self.apart,
             self._limits,
             self.metrics,
+            self._clock,
             self.crash,
         )
 

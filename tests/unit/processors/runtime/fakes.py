@@ -11,9 +11,12 @@ from processors.runtime.partition import PartitionRunner, RunnerLimits
 from processors.runtime.records import Outcome, Output, RawRecord, Record
 from processors.runtime.state import RestoredState
 from processors.runtime.status import ProcessorStatus
+from streams.clock import ManualClock
 from streams.metrics import ProcessorMetrics
 
 TOPICS = ("a", "b")
+NOW_MS = 1_000_000
+DUE_MS = NOW_MS - 1_500
 
 T = TypeVar("T")
 
@@ -52,6 +55,7 @@ class FakeProcessor:
             outputs=outputs,
             changes={output.value or b"": b"seen" for output in outputs},
             meta=b"meta",
+            due_ms=[DUE_MS] * len(outputs),
             records=len(taken),
             more=bool(rest),
         )
@@ -144,6 +148,7 @@ class Stage:
             apart,
             self.limits,
             self.metrics,
+            ManualClock(NOW_MS),
             self._on_error,
         )
 

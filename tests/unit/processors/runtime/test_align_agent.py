@@ -139,6 +139,7 @@ def test_a_conversation_becomes_a_segment_under_its_key(
     assert (output.topic, output.key) == (SEGMENTS, SESSION.encode())
     segment = CODEC.decode(output.value, TrajectorySegment)
     assert (segment.closed_by, segment.closed_at) == (ClosedBy.END, 33_000)
+    assert outcome.due_ms == [33_000]
     assert outcome.applied == {TURNS: 2, FEEDBACK: 1}
     assert metrics.value(names.SEGMENTS, closed_by="end") == 1
     assert list(outcome.changes) != []

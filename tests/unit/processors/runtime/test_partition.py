@@ -42,6 +42,16 @@ async def test_a_batch_is_one_commit_with_outputs_changes_and_offsets(
     assert stage.metrics.value(names.STATE_BYTES, partition="0") == 7
 
 
+async def test_how_late_an_output_is_counts_from_when_it_was_due(
+    stage: Stage, runner: PartitionRunner
+) -> None:
+    await runner.accept("a", [record("a", 0), record("a", 1)])
+    await settle()
+    sample, name = stage.metrics.registry.get_sample_value, names.CLOSING_DELAY.name
+    assert sample(f"{name}_count", {"processor": "fake"}) == 2
+    assert sample(f"{name}_sum", {"processor": "fake"}) == 3.0
+
+
 async def test_what_was_applied_before_a_restart_is_skipped() -> None:
     stage = Stage(state=RestoredState({b"k": b"v"}, {"a": 7}, b"m"))
     runner = stage.runner()
