@@ -28,6 +28,7 @@ from processors.bench.cluster import (
     bench_broker,
     bench_dir,
     produce,
+    settings_over,
     write_config,
 )
 from processors.bench.dialogue import DialoguePlan
@@ -41,7 +42,7 @@ from streams.bench.machine import describe_machine
 from streams.bench.report import Goal, Metrics, Report, ratios_to
 from streams.bench.turns import measure_in_turn
 from streams.serde import build_codec
-from streams.settings import Settings, load_settings
+from streams.settings import Settings
 from streams.topics import ALIGN_STATE, DEAD_LETTERS, FEEDBACK, SEGMENTS, TURNS
 
 OURS = "ours"
@@ -148,7 +149,7 @@ class _Bench:
             "processors.bench.subjects.quix",
             [*arguments, subject],
             folder,
-            python=quix_env.python_of(bench_dir(self.settings)),
+            python=quix_env.python_of(self.folder.parent),
             environ={"PYTHONPATH": str(quix_env.source_root())},
         )
 
@@ -223,8 +224,9 @@ def _run_on(
     folder.mkdir()
     topics = Topics(settings.kafka, bootstrap, plan.partitions)
     try:
-        write_config(settings, bootstrap, folder / "config.yaml")
-        bench, log = _prepare(plan, bootstrap, names, topics, folder, on_step)
+        own = settings_over(settings, bootstrap, folder)
+        write_config(own, folder / "config.yaml")
+        bench, log = _prepare(own, plan, bootstrap, names, topics, folder, on_step)
         measures: dict[str, Callable[[], Mapping[str, float]]] = {
             subject: partial(bench.measure, subject) for subject in plan.subjects
         }
@@ -238,6 +240,7 @@ def _run_on(
 
 
 def _prepare(
+    settings: Settings,
     plan: AlignPlan,
     bootstrap: str,
     names: Names,
@@ -245,7 +248,6 @@ def _prepare(
     folder: Path,
     on_step: OnStep,
 ) -> tuple[_Bench, Sequence[LogRecord]]:
-    settings = load_settings(folder / "config.yaml", environ={})
     on_step(f"making {plan.records} records of dialogue and what must come of them")
     codec = build_codec()
     log = make_log(plan.dialogue, plan.records, plan.partitions, codec, settings.align)

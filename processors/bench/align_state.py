@@ -33,6 +33,7 @@ from processors.bench.cluster import (
     Topics,
     bench_broker,
     bench_dir,
+    settings_over,
     topic_bytes_on_disk,
     write_config,
 )
@@ -47,7 +48,7 @@ from streams.errors import SettingsError
 from streams.kafka.clients import make_admin, make_consumer
 from streams.process import READY
 from streams.serde import build_codec
-from streams.settings import AlignSettings, Settings, load_settings
+from streams.settings import AlignSettings, Settings
 
 BEGIN_MS = 1_767_225_600_000
 GOAL_S = 15.0
@@ -91,7 +92,7 @@ class _Scene:
 
     plan: StatePlan
     settings: Settings
-    rules: AlignSettings
+    own: Settings
     rig: Rig
     log: SimpleLog
     writer: LogWriter
@@ -155,7 +156,7 @@ class _Scene:
         self.on_step(f"{name}: writing")
         for record in self._sessions(name.partition(",")[0], numbers, closing=closing):
             self.writer.write(record)
-        for record in self.log.probes(f"probe {name}", self.rules.settle_ms):
+        for record in self.log.probes(f"probe {name}", self.own.align.settle_ms):
             self.writer.write(record)
         self.writer.flush()
         self.on_step(f"{name}: waiting until all {self.writer.records} records are applied")
@@ -226,18 +227,14 @@ class _Scene:
     def _config(self, instance: str | None) -> Path:
         path = self.rig.folder / f"{instance or 'config'}.yaml"
         if not path.exists():
-            write_config(
-                self.settings,
-                self.rig.bootstrap,
-                path,
-                align=_rules(self.plan),
-                worker={} if instance is None else {"group_instance_id": instance},
-            )
+            worker = {"group_instance_id": instance}
+            own = settings_over(self.own, self.rig.bootstrap, self.rig.folder, worker=worker)
+            write_config(own, path)
         return path
 
     def _restart(self, name: str, instance: str | None = None) -> float:
         """Seconds from starting a worker again to the first segment only it can have written."""
-        for record in self.log.probes(f"probe {name}", self.rules.settle_ms):
+        for record in self.log.probes(f"probe {name}", self.own.align.settle_ms):
             self.writer.write(record)
         self.writer.flush()
         self.on_step(f"starting the killed worker again ({name})")
@@ -333,8 +330,7 @@ def _repetition(
     names = Names.fresh("state")
     folder = bench_dir(settings) / names.prefix
     folder.mkdir()
-    write_config(settings, bootstrap, folder / "config.yaml", align=_rules(plan))
-    own = load_settings(folder / "config.yaml", environ={})
+    own = settings_over(settings, bootstrap, folder, align=_rules(plan))
     topics = Topics(own.kafka, bootstrap, plan.partitions)
     rig = Rig(names, folder, own.kafka, bootstrap, topics, plan.partitions)
     try:
@@ -345,7 +341,7 @@ def _repetition(
         log = SimpleLog(shape, plan.partitions, build_codec(), BEGIN_MS, max(1_000.0, rate))
         writer = LogWriter(rig.sides, own.kafka, bootstrap)
         with Outputs(own.kafka, bootstrap, rig.segments, plan.partitions, keep=False) as outputs:
-            scene = _Scene(plan, settings, own.align, rig, log, writer, outputs, on_step)
+            scene = _Scene(plan, settings, own, rig, log, writer, outputs, on_step)
             figures = scene.measure()
     finally:
         topics.delete_all()

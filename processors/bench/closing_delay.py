@@ -25,6 +25,7 @@ from processors.bench.cluster import (
     Topics,
     bench_broker,
     bench_dir,
+    settings_over,
     write_config,
 )
 from processors.bench.dialogue import DialoguePlan, talking_for
@@ -38,7 +39,7 @@ from streams.contracts import TrajectorySegment
 from streams.kafka.clients import make_consumer
 from streams.process import READY
 from streams.serde import build_codec
-from streams.settings import Settings, load_settings
+from streams.settings import Settings
 
 GOAL_MS = 500.0
 GOAL = "visible_ms_p99"
@@ -232,8 +233,8 @@ def _run_on(
     folder = bench_dir(settings) / Names.fresh("delay").prefix
     folder.mkdir()
     rules = {"settle_ms": plan.settle_ms, "gap_ms": plan.gap_ms}
-    write_config(settings, bootstrap, folder / "config.yaml", align=rules)
-    own = load_settings(folder / "config.yaml", environ={})
+    own = settings_over(settings, bootstrap, folder, align=rules)
+    write_config(own, folder / "config.yaml")
     topics = Topics(own.kafka, bootstrap, plan.partitions)
     bench = _Bench(plan, own, bootstrap, topics, folder)
     total_s = plan.seconds + plan.warm_up_s

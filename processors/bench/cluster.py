@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from pydantic import ValidationError
 
 from processors.bench.log import LogRecord, Side
-from streams.errors import BrokerError
+from streams.errors import BrokerError, SettingsError
 from streams.kafka.admin import apply_inventory
 from streams.kafka.clients import make_admin, make_producer
 from streams.kafka.embedded import start_kafka, stop_kafka
@@ -90,19 +91,41 @@ def bench_dir(settings: Settings) -> Path:
     return folder
 
 
-def write_config(
-    settings: Settings, bootstrap_servers: str, path: Path, **sections: Mapping[str, Any]
-) -> None:
+def settings_over(
+    settings: Settings, bootstrap_servers: str, folder: Path, **sections: Mapping[str, Any]
+) -> Settings:
     """The user's settings for a process of the bench, over its broker.
 
     There is no schema registry: all subjects read and write single-object encoding.
+
+    Args:
+        settings: The user's.
+        bootstrap_servers: Where Kafka is.
+        folder: For what the process keeps.
+        sections: Other values than the user's, by section and key.
+
+    Raises:
+        SettingsError: Together they cannot be used.
     """
-    wanted = settings.model_dump(mode="json", exclude_defaults=True)
-    wanted.pop("schema_registry_url", None)
-    sections = {"kafka": {"bootstrap_servers": bootstrap_servers}, **sections}
-    for section, values in sections.items():
-        wanted[section] = {**wanted.get(section, {}), **values}
-    wanted["data_dir"] = str(path.parent / "data")
+    wanted = {"kafka": {"bootstrap_servers": bootstrap_servers}, **sections}
+    changed: dict[str, Any] = {"data_dir": folder / "data", "schema_registry_url": None}
+    for name, values in wanted.items():
+        section = getattr(settings, name)
+        try:
+            changed[name] = type(section).model_validate({**section.model_dump(), **values})
+        except ValidationError as error:
+            problems = "; ".join(str(item["msg"]) for item in error.errors())
+            raise SettingsError(f"{name} with {dict(values)}: {problems}") from None
+    return settings.model_copy(update=changed)
+
+
+def write_config(settings: Settings, path: Path) -> None:
+    """Leave settings for a process that is given no others; only the user may read them."""
+    wanted = settings.model_dump(mode="json", include={"data_dir", "kafka", "align", "worker"})
+    password = settings.kafka.sasl_password
+    if password is not None:
+        wanted["kafka"]["sasl_password"] = password.get_secret_value()
+    path.touch(mode=0o600)
     path.write_text(yaml.safe_dump(wanted), encoding="utf-8")
 
 
@@ -243,6 +266,7 @@ __all__ = [
     "bench_broker",
     "bench_dir",
     "produce",
+    "settings_over",
     "topic_bytes_on_disk",
     "write_config",
 ]

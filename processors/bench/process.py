@@ -115,8 +115,11 @@ class Subject:
     def failure(self, what: str) -> BenchError:
         """An error about it, with the end of its log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
-        shown = "\n".join(lines[-_TAIL_LINES:])
-        return BenchError(f"a measured process {what}; its log, {self.log}, ends:\n{shown}")
+        # What is said at last is seldom what came first.
+        first = next((n for n, line in enumerate(lines) if " ERROR " in line), len(lines))
+        reason = lines[first : min(first + 1, len(lines) - _TAIL_LINES)]
+        shown = "\n".join([*reason, *lines[-_TAIL_LINES:]])
+        return BenchError(f"a measured process {what}; its log, {self.log}, says:\n{shown}")
 
 
 def _json_object(line: str) -> dict[str, Any]:

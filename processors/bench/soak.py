@@ -22,6 +22,7 @@ from processors.bench.cluster import (
     Topics,
     bench_broker,
     bench_dir,
+    settings_over,
     topic_bytes_on_disk,
     write_config,
 )
@@ -33,7 +34,7 @@ from streams.bench.machine import describe_machine
 from streams.bench.report import Goal, Report, growth
 from streams.process import READY
 from streams.serde import build_codec
-from streams.settings import Settings, load_settings
+from streams.settings import Settings
 
 RULES = {
     "settle_ms": 10_000,
@@ -124,8 +125,8 @@ def _soak(
     folder = bench_dir(settings) / names.prefix
     folder.mkdir()
     config = folder / "config.yaml"
-    write_config(settings, bootstrap, config, align=RULES)
-    own = load_settings(config, environ={})
+    own = settings_over(settings, bootstrap, folder, align=RULES)
+    write_config(own, config)
     topics = Topics(own.kafka, bootstrap, plan.partitions)
     rig = Rig(names, folder, own.kafka, bootstrap, topics, plan.partitions)
     try:
