@@ -10,7 +10,7 @@ import sys
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from streams.settings import ENV_PREFIX
+from tests.logs import tails
 
 _ADDRESSES = (
     "KAFKA_BOOTSTRAP_SERVERS",
@@ -34,7 +35,32 @@ sys.stdin.read()
 stop_kafka(Path(sys.argv[1]))
 """
 
+_DEADLINE_S = 120.0
+_FOLDER = pytest.StashKey[Path]()
+_BEGAN_S = pytest.StashKey[float]()
+
 CreateTopics = Callable[[Mapping[str, tuple[int, Mapping[str, str]]]], None]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
+    pytestconfig.stash[_FOLDER] = tmp_path_factory.getbasetemp()
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    item.stash[_BEGAN_S] = time.time()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Show with a failure what the processes of the test logged last."""
+    report = yield
+    folder = item.config.stash.get(_FOLDER, None)
+    if report.failed and folder is not None:
+        report.sections.extend(tails(folder, item.stash[_BEGAN_S]))
+    return report
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -113,7 +139,7 @@ def _embedded(data_dir: Path) -> Iterator[str]:
         yield start_kafka(data_dir).bootstrap_servers
     finally:
         stop_kafka(data_dir)
-        reaper.communicate(timeout=60)
+        reaper.communicate(timeout=_DEADLINE_S)
 
 
 @pytest.fixture(scope="session")
@@ -140,19 +166,19 @@ def create_topics(bootstrap: str, topics: Mapping[str, tuple[int, Mapping[str, s
         for name, (partitions, config) in topics.items()
     ]
     for future in admin.create_topics(wanted).values():
-        future.result(timeout=30)
+        future.result(timeout=_DEADLINE_S)
     for name, (partitions, _) in topics.items():
         _wait_for_leaders(admin, name, partitions)
 
 
 def _wait_for_leaders(admin: Any, name: str, partitions: int) -> None:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + _DEADLINE_S
     while time.monotonic() < deadline:
-        found = admin.list_topics(name, timeout=10).topics[name].partitions
+        found = admin.list_topics(name, timeout=_DEADLINE_S).topics[name].partitions
         if len(found) == partitions and all(item.leader >= 0 for item in found.values()):
             return
         time.sleep(0.05)
-    raise AssertionError(f"topic {name} got no leaders within 30 s")
+    raise AssertionError(f"topic {name} got no leaders within {_DEADLINE_S:g} s")
 
 
 @pytest.fixture(name="create_topics")

@@ -156,7 +156,7 @@ def read_all(settings: Settings, bootstrap: str) -> list[Any]:
 
 
 def _read_all(consumer: Consumer) -> list[Any]:
-    known = consumer.list_topics(timeout=10).topics
+    known = consumer.list_topics(timeout=READY_S).topics
     places = [
         TopicPartition(topic, partition, OFFSET_BEGINNING)
         for topic in TALLIED
@@ -165,7 +165,7 @@ def _read_all(consumer: Consumer) -> list[Any]:
     consumer.assign(places)
     open_places, records = len(places), []
     while open_places:
-        message = consumer.poll(10)
+        message = consumer.poll(READY_S)
         assert message is not None
         if message.error() is None:
             records.append(message)

@@ -28,7 +28,7 @@ from streams.serde import build_codec
 from streams.topics import FEEDBACK, TURNS
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 VERSION = 7
 PROMPT_IDS = (101, 102, 103)
 

@@ -19,16 +19,32 @@ from processors.runtime.records import Record
 
 ROOT = Path(__file__).parents[2]
 POLL_S = 0.05
+DEADLINE_S = 120.0
+"""For what must come about at all, however busy the machine is."""
+
+GRACE_WAS_USED = ("was given up", "did not end within", "Ended now")
+"""What a worker logs that could not stop in peace."""
 
 
 def wait_until(
-    condition: Callable[[], bool], what: str, timeout_s: float = 30.0, poll_s: float = POLL_S
+    condition: Callable[[], bool],
+    what: str | Callable[[], str],
+    timeout_s: float = DEADLINE_S,
+    poll_s: float = POLL_S,
 ) -> float:
-    """Wait for ``condition``; returns the seconds it took, fails the test after the limit."""
+    """Wait for ``condition``; returns the seconds it took, fails the test after the limit.
+
+    Args:
+        condition: Asked again and again.
+        what: It, in words; called for them at the end of the limit if it can be.
+        timeout_s: The limit.
+        poll_s: How long to wait before it is asked again.
+    """
     began = time.monotonic()
     while not condition():
         if time.monotonic() - began > timeout_s:
-            raise AssertionError(f"{what}: not within {timeout_s:.0f} s")
+            said = what if isinstance(what, str) else what()
+            raise AssertionError(f"{said}: not within {timeout_s:.0f} s")
         time.sleep(poll_s)
     return time.monotonic() - began
 
@@ -54,7 +70,7 @@ class WorkerProcess:
         """What it logged since it was started."""
         return self.log.read_bytes()[self._start :].decode()
 
-    def wait_ready(self, timeout_s: float = 30.0) -> float:
+    def wait_ready(self, timeout_s: float = DEADLINE_S) -> float:
         """Wait until it consumes; returns the seconds it took."""
         return wait_until(self._is_ready, f"worker ready ({self.log})", timeout_s)
 
@@ -66,14 +82,19 @@ class WorkerProcess:
     def kill(self) -> None:
         """SIGKILL, and wait for its end."""
         self.process.kill()
-        self.process.wait(10)
+        self.process.wait(DEADLINE_S)
 
-    def terminate(self, timeout_s: float = 20.0) -> tuple[int, float]:
+    def terminate(self, timeout_s: float = DEADLINE_S) -> tuple[int, float]:
         """SIGTERM; returns its exit code and the seconds it took to end."""
         began = time.monotonic()
         self.process.send_signal(signal.SIGTERM)
         code = self.process.wait(timeout_s)
         return code, time.monotonic() - began
+
+    def stop_in_peace(self) -> None:
+        """SIGTERM; it must end with code 0, and nothing that it does then may run into a limit."""
+        assert self.terminate()[0] == 0, self.output()[-3000:]
+        assert not [line for line in GRACE_WAS_USED if line in self.output()]
 
 
 class Bench:
@@ -86,6 +107,8 @@ class Bench:
         self.producer = Producer(
             {
                 "bootstrap.servers": bootstrap,
+                # A first batch on a new topic is sometimes sent twice: tests count on offsets.
+                "enable.idempotence": True,
                 "partitioner": "murmur2_random",
                 "linger.ms": 5,
                 "message.max.bytes": 4_000_000,
@@ -115,14 +138,18 @@ class Bench:
                 "transactional.id": name,
             }
         )
-        producer.init_transactions(30)
+        producer.init_transactions(DEADLINE_S)
         return producer
 
     def in_transaction(self, produce: Callable[..., None], *arguments: int) -> None:
         """Call ``produce`` in a transaction of the bench's transactional producer."""
         self.producer.begin_transaction()
         produce(*arguments)
-        self.producer.commit_transaction(30)
+        self.producer.commit_transaction(DEADLINE_S)
+
+    def flush(self) -> None:
+        """Wait until Kafka has everything that was produced."""
+        assert self.producer.flush(DEADLINE_S) == 0
 
     def stop_all(self) -> None:
         """Kill what still runs."""
@@ -155,7 +182,7 @@ class Bench:
 
 def _read_partition(consumer: Consumer, topic: str, partition: int) -> Iterator[Record]:
     consumer.assign([TopicPartition(topic, partition, 0)])
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + DEADLINE_S
     while time.monotonic() < deadline:
         for message in consumer.consume(5_000, 0.02):
             error = message.error()

@@ -17,6 +17,7 @@ from streams.kafka.embedded import RunningKafka, kafka_status, start_kafka, stop
 
 pytestmark = pytest.mark.broker
 
+DEADLINE_S = 120.0
 _UP = """
 import sys
 import streams.supervisor
@@ -64,7 +65,7 @@ def up(folder: Path) -> Iterator[Callable[[], subprocess.Popen[bytes]]]:
 
 def end(process: subprocess.Popen[bytes]) -> int:
     process.send_signal(signal.SIGTERM)
-    process.communicate(timeout=60)
+    process.communicate(timeout=DEADLINE_S)
     return process.returncode
 
 
@@ -83,7 +84,7 @@ def test_lag_of_a_cluster_that_has_had_no_group_yet(folder: Path) -> None:
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "streams.cli", *arguments]
         return subprocess.run(
-            command, env=environ, capture_output=True, text=True, timeout=120, check=False
+            command, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
 
     missing = run("lag")
@@ -91,8 +92,11 @@ def test_lag_of_a_cluster_that_has_had_no_group_yet(folder: Path) -> None:
     assert (
         missing.stderr == "error: topic dialogue.turns is missing: run `clawstream topics apply`\n"
     )
-    assert run("topics", "apply").returncode == 0
-    found = json.loads(run("lag", "--json").stdout)
+    applied = run("topics", "apply")
+    assert applied.returncode == 0, applied.stderr
+    shown = run("lag", "--json")
+    assert shown.returncode == 0, shown.stderr
+    found = json.loads(shown.stdout)
     assert {(item["current"], item["end"], item["lag"]) for item in found} == {(None, 0, 0)}
 
 
@@ -102,7 +106,7 @@ def test_a_killed_broker_comes_back_where_it_was(
     process = up()
     before = node(folder)
     os.kill(before.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + DEADLINE_S
     while (now := kafka_status(folder)) is None or now.pid == before.pid:
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -33,6 +33,8 @@ from tests.conftest import create_topics
 
 pytestmark = pytest.mark.broker
 
+DEADLINE_S = 120.0
+
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
@@ -42,7 +44,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     stop_kafka(path)
 
 
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"{what} did not happen within {timeout_s} s"
@@ -63,7 +65,7 @@ def clawstream(*arguments: str) -> list[str]:
 
 
 def test_the_suites_broker_answers(kafka_bootstrap: str) -> None:
-    assert answers(kafka_bootstrap, timeout_s=10.0)
+    assert answers(kafka_bootstrap, timeout_s=DEADLINE_S)
 
 
 def test_a_node_is_found_again_and_keeps_topics_and_address(folder: Path) -> None:
@@ -164,7 +166,7 @@ def test_an_interrupted_up_leaves_nothing_running(
     )
     wait_for(lambda: phase in {word for words in java_of(folder) for word in words}, phase)
     up.send_signal(number)
-    up.communicate(timeout=60)
+    up.communicate(timeout=DEADLINE_S)
     assert up.returncode > 0
     assert java_of(folder) == []
 
@@ -213,11 +215,11 @@ def test_a_record_of_the_largest_size_goes_through(
     value = os.urandom(settings.max_message_bytes - 1024)
     producer = make_producer(settings, kafka_bootstrap)
     producer.produce(name, value)
-    assert producer.flush(30) == 0
+    assert producer.flush(DEADLINE_S) == 0
     consumer = make_consumer(settings, kafka_bootstrap, group=unique_name("group"))
     try:
         consumer.subscribe([name])
-        message = consumer.poll(30)
+        message = consumer.poll(DEADLINE_S)
         assert message is not None
         assert message.error() is None
         assert message.value() == value
@@ -236,14 +238,14 @@ SASL = KafkaSettings(
 def _produce(address: str) -> None:
     producer = make_producer(SASL, address)
     producer.produce("any", b"value")
-    producer.flush(5)
+    producer.flush(DEADLINE_S)
 
 
 def _consume(address: str) -> None:
     consumer = make_consumer(SASL, address, group="any")
     try:
         consumer.subscribe(["any"])
-        consumer.poll(5)
+        consumer.poll(DEADLINE_S)
     finally:
         consumer.close()
 

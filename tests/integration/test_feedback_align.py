@@ -39,7 +39,7 @@ from streams.serde import build_codec
 from streams.settings import AlignSettings
 from tests.conftest import CreateTopics
 from tests.integration.align_worker import topics_of
-from tests.integration.harness import Bench, WorkerProcess, wait_until
+from tests.integration.harness import DEADLINE_S, Bench, WorkerProcess, wait_until
 from tests.integration.headers import RawKey
 
 pytestmark = pytest.mark.broker
@@ -114,7 +114,7 @@ class AlignBench(Bench):
                     self.send(self.topics.turns, self.turn(session, role, done), session)
                 else:
                     self.send(self.topics.feedback, self.thumb(session), session)
-            assert self.producer.flush(20) == 0
+            self.flush()
 
     def turn(
         self, session: str, role: Role, done: bool = False, content: str | None = None
@@ -183,9 +183,9 @@ class AlignBench(Bench):
 
     def assert_exact(self) -> Outputs:
         """Wait until all is closed and forgotten; the outputs are those of the pure run."""
-        wait_until(lambda: self.expected()[1], "everything closed and forgotten", 40, 0.4)
+        wait_until(lambda: self.expected()[1], "everything closed and forgotten", poll_s=0.4)
         expected = self.expected()[0]
-        wait_until(lambda: _total(self.found()) >= _total(expected), "all outputs", 20, 0.3)
+        wait_until(lambda: _total(self.found()) >= _total(expected), "all outputs", poll_s=0.3)
         assert self.found() == expected
         return expected
 
@@ -257,9 +257,7 @@ def test_segments_are_exact_after_kills_at_random_moments(bench: AlignBench) -> 
     segments = [CODEC.decode(value, TrajectorySegment) for value in expected[bench.topics.segments]]
     assert len({segment.segment_id for segment in segments}) >= 150
     assert expected[bench.topics.segments].total() == len(segments)
-    code, seconds = worker.terminate()
-    assert code == 0
-    assert seconds < 5
+    worker.stop_in_peace()
 
 
 def test_poison_is_kept_with_its_coordinates_and_the_stream_goes_on(bench: AlignBench) -> None:
@@ -273,7 +271,7 @@ def test_poison_is_kept_with_its_coordinates_and_the_stream_goes_on(bench: Align
     twice = {ORIGIN_TOPIC: b"t", "by-test": b""}
     bench.send(turns, bench.thumb(session), session, partition=0)
     bench.send(turns, bench.turn(session, Role.USER), session, partition=1, headers=twice)
-    assert bench.producer.flush(20) == 0
+    bench.flush()
     worker = bench.start()
     bench.converse(3, "after")
     bench.assert_exact()
@@ -306,11 +304,11 @@ async def test_keys_and_headers_of_any_kind_do_no_harm(
     sessions = [f"s{number}" for number in range(4)]
     for session, key in zip(sessions, (None, "", "another", "s3"), strict=True):
         bench.send(turns, bench.turn(session, Role.USER), key, partition=_home(session))
-    assert bench.producer.flush(20) == 0
+    bench.flush()
     # Only the client's builder in Python writes what it is told to.
     for module in (message_accumulator, aiokafka.producer.producer):
         monkeypatch.setattr(module, "DefaultRecordBatchBuilder", _DefaultRecordBatchBuilderPy)
-    producer = AIOKafkaProducer(bootstrap_servers=bench.bootstrap)
+    producer = AIOKafkaProducer(bootstrap_servers=bench.bootstrap, enable_idempotence=True)
     await producer.start()
     strange = [(RawKey(b"\xff\xfe"), b"\xff"), (RawKey(b""), b"")]
     try:
@@ -320,7 +318,9 @@ async def test_keys_and_headers_of_any_kind_do_no_harm(
         await producer.stop()
     worker = bench.start()
     await asyncio.to_thread(
-        wait_until, lambda: bench.total_of(bench.topics.segments) == 4, "all segments"
+        wait_until,
+        lambda: bench.total_of(bench.topics.segments) == 4 and bench.dead_letters() != {},
+        "all segments and the dead letter",
     )
     (dead,) = bench.dead_letters().values()
     assert dead.value == b"poison"
@@ -334,7 +334,7 @@ def test_a_session_larger_than_any_record_survives_a_kill(bench: AlignBench) -> 
     worker.wait_ready()
     for _ in range(12):
         bench.send(turns, bench.turn(session, Role.USER, content="x" * 900_000), session)
-    assert bench.producer.flush(20) == 0
+    bench.flush()
     wait_until(lambda: bench.applied(session) >= 11, "all of it applied")
     worker.kill()
     assert bench.state_bytes() < 100_000
@@ -342,7 +342,7 @@ def test_a_session_larger_than_any_record_survives_a_kill(bench: AlignBench) -> 
     fields = len(bench.turn(session, Role.USER, content="x"))
     largest = bench.turn(session, Role.USER, content="x" * (MAX_BYTES - fields - 150))
     bench.send(turns, largest, partition=1 - _home(session))
-    assert bench.producer.flush(20) == 0
+    bench.flush()
     bench.start().wait_ready()
     bench.assert_exact()
     dead = bench.dead_letters().values()
@@ -369,5 +369,5 @@ def test_topics_without_arrivals_are_refused(
     )
     config = bench.config("archive", align=RULES)
     worker = bench.worker("tests.integration.align_worker", prefix, str(config), name="archive")
-    assert worker.process.wait(20) == 1
+    assert worker.process.wait(DEADLINE_S) == 1
     assert f"{prefix}.feedback must have" in worker.output()

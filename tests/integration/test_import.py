@@ -17,7 +17,7 @@ from streams.contracts import Role
 from streams.kafka.admin import apply_inventory
 from streams.settings import KafkaSettings
 from streams.topics import load_inventory
-from tests.integration.gateway_bench import ROOT, Log
+from tests.integration.gateway_bench import DEADLINE_S, ROOT, Log
 
 pytestmark = pytest.mark.broker
 
@@ -73,7 +73,7 @@ def run(folder: Path, bootstrap: str, data: str, *options: str) -> subprocess.Co
         [*command, "import", "open-webui", str(file), *options],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=DEADLINE_S,
         cwd=ROOT,
         env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")},
         check=False,

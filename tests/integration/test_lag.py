@@ -14,6 +14,7 @@ from streams.lag import groups
 from streams.lag.groups import PartitionLag, Stage, measure
 from streams.settings import KafkaSettings
 from tests.conftest import CreateTopics
+from tests.integration.harness import DEADLINE_S
 
 pytestmark = pytest.mark.broker
 
@@ -34,18 +35,18 @@ def topic(unique_name: Any, create_topics: CreateTopics) -> str:
 
 
 def produce(bootstrap: str, topic: str, records: int, transactional_id: str | None = None) -> None:
-    config: dict[str, Any] = {"bootstrap.servers": bootstrap}
+    config: dict[str, Any] = {"bootstrap.servers": bootstrap, "enable.idempotence": True}
     if transactional_id is not None:
         config["transactional.id"] = transactional_id
     producer = Producer(config)
     if transactional_id is not None:
-        producer.init_transactions(30)
+        producer.init_transactions(DEADLINE_S)
         producer.begin_transaction()
     for _ in range(records):
         producer.produce(topic, value=b"x")
     if transactional_id is not None:
-        producer.commit_transaction(30)
-    assert producer.flush(30) == 0
+        producer.commit_transaction(DEADLINE_S)
+    assert producer.flush(DEADLINE_S) == 0
 
 
 def commit(bootstrap: str, group: str, topic: str, offset: int) -> None:

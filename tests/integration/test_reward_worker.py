@@ -31,7 +31,7 @@ from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import RewardSettings
 from tests.conftest import CreateTopics
-from tests.integration.harness import Bench, WorkerProcess, wait_until
+from tests.integration.harness import DEADLINE_S, Bench, WorkerProcess, wait_until
 from tests.integration.reward_worker import topics_of
 
 pytestmark = pytest.mark.broker
@@ -117,7 +117,7 @@ class RewardBench(Bench):
     def assert_exact(self) -> Counter[tuple[str, bytes | None, bytes | None]]:
         """Wait until all is scored; the outputs are those of the pure run."""
         expected = self.expected()
-        wait_until(lambda: self.found().total() >= expected.total(), "all scored", 30, 0.2)
+        wait_until(lambda: self.found().total() >= expected.total(), "all scored", poll_s=0.2)
         assert self.found() == expected
         return expected
 
@@ -127,7 +127,7 @@ class RewardBench(Bench):
             asked = [TopicPartition(self.topics.segments, p) for p in range(PARTITIONS)]
             return sum(
                 consumer.get_watermark_offsets(place)[1] - max(0, place.offset)
-                for place in consumer.committed(asked, timeout=10)
+                for place in consumer.committed(asked, timeout=DEADLINE_S)
             )
         finally:
             consumer.close()
@@ -174,7 +174,7 @@ def test_scores_are_exact_over_a_kill_and_lag_comes_to_rest(bench: RewardBench) 
         if topic == bench.topics.scored
     ]
     assert len(scored) == 75
-    wait_until(lambda: bench.lag() == 0, "lag at rest", 20, 0.2)
+    wait_until(lambda: bench.lag() == 0, "lag at rest", poll_s=0.2)
     assert worker.terminate()[0] == 0
 
 
@@ -183,7 +183,7 @@ def test_scores_are_exact_after_kills_at_random_moments(bench: RewardBench) -> N
     for round_ in range(4):
         worker = bench.start()
         bench.produce(100 * round_, 100 * round_ + 100)
-        assert bench.producer.flush(20) == 0
+        bench.flush()
         if round_ % 2:
             worker.wait_ready()
         time.sleep(moments.uniform(0.0, 1.0))
@@ -218,7 +218,7 @@ def test_poison_is_kept_with_its_coordinates_and_the_stream_goes_on(bench: Rewar
     for value, _ in poison:
         bench.producer.produce(bench.topics.segments, key=b"", value=value, partition=1)
     bench.produce(0, 10)
-    assert bench.producer.flush(20) == 0
+    bench.flush()
     worker = bench.start()
     bench.assert_exact()
     letters = [

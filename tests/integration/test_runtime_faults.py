@@ -17,7 +17,7 @@ from confluent_kafka.admin._resource import ResourceType
 from processors.runtime.state import ENTRY_PREFIX
 from streams.kafka.embedded import start_kafka, stop_kafka
 from tests.conftest import create_topics
-from tests.integration.harness import WorkerProcess, wait_until
+from tests.integration.harness import DEADLINE_S, WorkerProcess, wait_until
 from tests.integration.toy_bench import ARRIVALS, PARTITIONS, ToyBench, toy_bench
 
 pytestmark = pytest.mark.broker
@@ -39,7 +39,7 @@ def admin(kafka_bootstrap: str) -> AdminClient:
 
 def stopped(worker: WorkerProcess) -> str:
     """Wait until it has ended by itself with a failure; what it said."""
-    assert worker.process.wait(40) == 1
+    assert worker.process.wait(DEADLINE_S) == 1
     return worker.output()
 
 
@@ -56,14 +56,14 @@ def set_config(admin: AdminClient, topic: str, name: str, value: str) -> None:
     entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for future in admin.incremental_alter_configs([resource]).values():
-        future.result(20)
+        future.result(DEADLINE_S)
 
 
 def cut(admin: AdminClient, topic: str) -> None:
     """Drop all records there are, as retention does."""
     places = [TopicPartition(topic, p, -1) for p in range(PARTITIONS)]
     for future in admin.delete_records(places).values():
-        future.result(20)
+        future.result(DEADLINE_S)
 
 
 def test_an_output_topic_that_takes_nothing_for_a_while_costs_nothing(
@@ -87,7 +87,7 @@ def test_lost_group_offsets_neither_lose_nor_repeat_anything(
 ) -> None:
     run_dry(bench, "first")
     for future in admin.delete_consumer_groups([f"{bench.prefix}-toy"]).values():
-        future.result(20)
+        future.result(DEADLINE_S)
     run_dry(bench, "second")
 
 
@@ -127,8 +127,10 @@ def test_an_input_made_anew_is_refused(bench: ToyBench, admin: AdminClient) -> N
     run_dry(bench, "first")
     (topic, _) = bench.inputs
     for future in admin.delete_topics([topic]).values():
-        future.result(20)
-    wait_until(lambda: topic not in admin.list_topics(timeout=10).topics, "the topic is gone")
+        future.result(DEADLINE_S)
+    wait_until(
+        lambda: topic not in admin.list_topics(timeout=DEADLINE_S).topics, "the topic is gone"
+    )
     create_topics(bench.bootstrap, {topic: (PARTITIONS, ARRIVALS)})
     said = stopped(bench.start("second"))
     assert f"{topic} partition" in said
@@ -147,7 +149,7 @@ def test_garbage_in_the_changelog_is_named_and_ends_the_worker(
 ) -> None:
     run_dry(bench, "first")
     bench.producer.produce(f"{bench.prefix}.state", key=key, value=b"garbage", partition=1)
-    assert bench.producer.flush(20) == 0
+    bench.flush()
     log = stopped(bench.start("second"))
     assert f"{bench.prefix}.state partition 1: " in log
     assert said in log
@@ -169,6 +171,17 @@ def test_a_worker_started_twice_does_nothing_twice(bench: ToyBench, instance: st
         wait_until(lambda: first.process.poll() == 1, "the first has made way")
 
 
+def started_again(bench: ToyBench, worker: WorkerProcess) -> Callable[[], None]:
+    """What starts a worker again whenever it was found ended with a failure."""
+    running = [worker]
+
+    def look() -> None:
+        if running[-1].process.poll() == 1:
+            running.append(bench.start(f"again-{len(running)}", instance="one"))
+
+    return look
+
+
 def test_a_broker_killed_in_the_middle_of_transactions_loses_and_repeats_nothing(
     tmp_path: Path, unique_name: Callable[[str], str]
 ) -> None:
@@ -186,12 +199,10 @@ def test_a_broker_killed_in_the_middle_of_transactions_loses_and_repeats_nothing
             wait_until(lambda at=before: bench.outputs().total() > at, "outputs")  # type: ignore[misc]
             broker = psutil.Process(running.pid)
             broker.kill()
-            broker.wait(20)
+            broker.wait(DEADLINE_S)
             running = start_kafka(folder, port)
             busy.join()
-        if worker.process.poll() is not None:
-            bench.start("again", instance="one").wait_ready()
-        bench.assert_exact()
+        bench.assert_exact(meanwhile=started_again(bench, worker))
     finally:
         bench.stop_all()
         stop_kafka(folder)

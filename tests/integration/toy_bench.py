@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 from tests.conftest import create_topics
@@ -36,7 +37,7 @@ class ToyBench(Bench):
             topic = self.inputs[number % 3 == 0]
             self.producer.produce(topic, key=f"k{number % 17}", value=f"v{number}")
             self.producer.poll(0)
-        assert self.producer.flush(20) == 0
+        self.flush()
 
     def outputs(self) -> Counter[bytes]:
         return Counter(r.value or b"" for r in self.read(f"{self.prefix}.out", 2))
@@ -55,11 +56,24 @@ class ToyBench(Bench):
             closed = closed and not processor.keys and not processor.needs_tick(0)
         return values, closed
 
-    def assert_exact(self) -> None:
-        """Wait until every key is closed; then the outputs are those of the pure run."""
-        wait_until(lambda: self.expected()[1], "all keys closed", 40, 0.3)
+    def assert_exact(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Wait until every key is closed; then the outputs are those of the pure run.
+
+        Args:
+            meanwhile: Called each time before something is waited for.
+        """
+
+        def closed() -> bool:
+            meanwhile()
+            return self.expected()[1]
+
+        def written() -> bool:
+            meanwhile()
+            return self.outputs().total() >= expected.total()
+
+        wait_until(closed, "all keys closed", poll_s=0.3)
         expected = self.expected()[0]
-        wait_until(lambda: self.outputs().total() >= expected.total(), "all outputs", 20, 0.3)
+        wait_until(written, "all outputs", poll_s=0.3)
         assert self.outputs() == expected
         assert max(expected.values()) == 1
 
