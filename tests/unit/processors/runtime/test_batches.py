@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from faust.transport.drivers.aiokafka import Consumer as AIOKafkaFaustConsumer
 from faust.types import TP
+from mode.utils.locks import Event
 
 from processors.runtime.batches import BatchConsumer
 from processors.runtime.records import Record
@@ -187,3 +190,34 @@ async def test_an_input_that_ends_before_what_was_applied_is_refused() -> None:
     consumer.end = 7
     with pytest.raises(StateError, match="it now ends at offset 7"):
         await consumer.check_ends()
+
+
+async def test_a_crash_ends_the_wait_for_the_commit_before_a_revocation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun = asyncio.Event()
+    revoked: list[set[TP]] = []
+
+    async def commit_that_nobody_answers(_: BatchConsumer) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    async def note(_: BatchConsumer, partitions: set[TP]) -> None:
+        revoked.append(partitions)
+
+    async def held() -> None:
+        pass
+
+    monkeypatch.setattr(BatchConsumer, "commit", commit_that_nobody_answers)
+    monkeypatch.setattr(AIOKafkaFaustConsumer, "on_partitions_revoked", note)
+    consumer = Consumer({})
+    consumer._owner.before_revoke = held
+    consumer._loop = asyncio.get_running_loop()
+    consumer._stopped, consumer._crashed = Event(), Event()
+    revocation = asyncio.create_task(consumer.on_partitions_revoked({A}))
+    await begun.wait()
+    assert revoked == []
+    consumer._crashed.set()
+    async with asyncio.timeout(60):
+        await revocation
+    assert revoked == [{A}]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,9 +13,10 @@ from processors.feedback_align.__main__ import main as align_main
 from processors.feedback_align.app import build_spec
 from processors.reward.__main__ import main as reward_main
 from processors.runtime import topics
+from processors.runtime import worker as runtime_worker
 from processors.runtime.connection import aiokafka_config, faust_brokers, faust_credentials
 from processors.runtime.topics import Cluster
-from processors.runtime.worker import BatchWorker
+from processors.runtime.worker import BatchWorker, _within_grace
 from streams import metrics as names
 from streams.errors import SettingsError
 from streams.metrics import ProcessorMetrics
@@ -95,3 +98,28 @@ async def test_a_tick_producer_that_failed_is_replaced(tmp_path: Path) -> None:
     assert broken.stopped == 1
     assert worker._tick_producer is not broken
     assert metrics.value(names.TICKS) == 0
+
+
+async def test_what_swallows_its_cancellation_does_not_hold_up_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(runtime_worker, "STOP_GRACE_S", 0.01)
+    answered = asyncio.Event()
+
+    async def stubborn() -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await answered.wait()
+
+    async with asyncio.timeout(60):
+        await _within_grace(stubborn(), "the last commit")
+    assert "the last commit took more than" in caplog.text
+    answered.set()
+
+
+async def test_what_kafka_refuses_at_the_end_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    async def refused() -> None:
+        raise KafkaTimeoutError
+
+    await _within_grace(refused(), "the last commit")
+    assert "the last commit failed: KafkaTimeoutError" in caplog.text
