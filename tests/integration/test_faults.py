@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from tests.faults.play import Row, play
-from tests.faults.registry import find_cases
+from tests.faults.registry import PARTS, all_cases, find_cases
 from tests.faults.report import as_line
 from tests.faults.scene import WORKER, Kafka
 from tests.faults.sizes import Sizes
@@ -47,6 +47,12 @@ def rows(kafka_bootstrap: str, tmp_path_factory: pytest.TempPathFactory) -> Iter
             command = ("tests.faults.broken", how)
             made[how] = pool.submit(play_one, name, how, IMPATIENT, command)
         yield made
+
+
+def test_the_matrix_has_all_fifteen_faults_under_names_of_their_own() -> None:
+    cases = all_cases()
+    assert {int(case.number.rstrip(PARTS)) for case in cases} == set(range(1, 16))
+    assert len({case.name for case in cases}) == len({case.number for case in cases}) == len(cases)
 
 
 @pytest.mark.parametrize("name", TELLING)
