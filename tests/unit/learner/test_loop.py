@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 
 from learner.examples import ExampleFile
 from learner.feed import Feed
-from learner.loop import Learner, Trained, Trainer, run
+from learner.loop import Learner, Topics, Trained, Trainer, _connect, _make_feed, run
 from learner.publish import Publisher, settings_hash
 from learner.warming import Warming
-from learner.window import Window
+from learner.window import Arrival, Window
 from streams.clock import ManualClock
 from streams.contracts import DeadLetter, DeadLetterReason, ScoredSegment, VersionStatus
 from streams.errors import ArtifactError, ClawstreamError, LearnerError, RegistryError
@@ -24,6 +25,7 @@ from tests.unit.learner.fakes import (
     FakeConsumer,
     FakeTrainer,
     FakeWriter,
+    at,
     encoded,
     never,
     scored,
@@ -537,6 +539,34 @@ def test_what_cannot_be_written_is_made_again_by_the_next_start(
     assert bench.run(FakeTrainer()) == 1
     assert bench.offsets() == [(0, 4)]
     assert [v.version for v in bench.writer.versions()] == [1]
+
+
+@pytest.mark.parametrize(
+    ("mode", "admitted"), [("ppo", False), ("grpo", False), ("opd", True), ("hybrid", True)]
+)
+def test_the_window_admits_words_where_the_mode_learns_from_them(
+    mode: str, admitted: bool, tmp_path: Path
+) -> None:
+    learner = LearnerSettings(window_segments=7, window_tokens=9, max_updates_per_segment=2)
+    settings = Settings(
+        data_dir=tmp_path,
+        kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),
+        learner=learner.model_copy(update={"mode": mode, "policy": "npc"}),
+    )
+    links = _connect(settings, threading.Event(), Topics(), ManualClock(0))
+    feed = _make_feed(settings, links)
+    unrated = scored("a", trainable=False, reward=0.0, tokens=4)
+    (reward,) = unrated.rewards
+    worded = replace(unrated, rewards=(replace(reward, directives=("shorter",)),))
+    found = feed._window.add(at(0), worded)
+    assert found is (Arrival.ADDED if admitted else Arrival.UNTRAINABLE)
+    # The caps are those of the settings.
+    for offset in range(1, 4):
+        feed._window.add(at(offset), scored(f"s{offset}", tokens=4), past_uses=2 * (offset == 3))
+    assert (len(feed._window), feed._window.tokens) == (2, 8)
+    assert feed._window.available_segments == 1
+    assert feed._policy == "npc"
+    feed.stop()
 
 
 def test_a_second_learner_of_a_policy_is_refused_before_it_loads_a_model(tmp_path: Path) -> None:
