@@ -57,7 +57,6 @@ PROBES = 6
 READY_S = 600.0
 APPLY_S = 3_600.0
 COMPACT_S = 180.0
-QUIET_S = 3.0
 INSTANCE = "bench"
 
 
@@ -74,6 +73,7 @@ class StatePlan:
         partitions: Of each topic.
         repetitions: How often all of it is done.
         compact: Whether to wait until Kafka has compacted the changelog.
+        quiet_s: How long before memory is read.
     """
 
     sessions: int = 100_000
@@ -84,6 +84,7 @@ class StatePlan:
     partitions: int = 4
     repetitions: int = 1
     compact: bool = True
+    quiet_s: float = 3.0
 
 
 @dataclass(slots=True)
@@ -166,7 +167,7 @@ class _Scene:
     # Looking
 
     def _rss(self, worker: Subject) -> float:
-        time.sleep(QUIET_S)
+        time.sleep(self.plan.quiet_s)
         return float(worker.rss_bytes())
 
     def _traffic(self) -> dict[str, float]:

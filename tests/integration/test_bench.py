@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
-from processors.bench import align
+from processors.bench import align, align_state, closing_delay
 from processors.bench.align import AlignPlan
+from processors.bench.align_state import StatePlan
+from processors.bench.closing_delay import DelayPlan
 from processors.bench.plain import expected_outputs
 from processors.bench.process import BenchError
 from streams.settings import KafkaSettings, Settings
@@ -18,7 +20,8 @@ pytestmark = pytest.mark.broker
 
 
 def settings(bootstrap: str, folder: Path) -> Settings:
-    return Settings(data_dir=folder, kafka=KafkaSettings(bootstrap_servers=bootstrap))
+    kafka = KafkaSettings(bootstrap_servers=bootstrap, session_timeout_ms=6_000)
+    return Settings(data_dir=folder, kafka=kafka)
 
 
 def test_ours_and_a_rival_write_the_same_segments(kafka_bootstrap: str, tmp_path: Path) -> None:
@@ -50,3 +53,41 @@ def test_a_segment_that_differs_is_an_error(
     plan = AlignPlan(subjects=("faust_take",), records=200, repetitions=1, partitions=1)
     with pytest.raises(BenchError, match="1 are missing, 1 are not expected"):
         align.run(settings(kafka_bootstrap, tmp_path), plan, lambda _: None)
+
+
+def test_delays_are_those_of_the_segments_due_in_time(kafka_bootstrap: str, tmp_path: Path) -> None:
+    # A busy machine sends late; here that is no matter.
+    plan = DelayPlan(
+        turns_per_s=40,
+        seconds=4,
+        warm_up_s=6,
+        settle_ms=1_000,
+        gap_ms=2_000,
+        partitions=1,
+        tail_s=2,
+        latest_ms=120_000,
+    )
+    report = closing_delay.run(settings(kafka_bootstrap, tmp_path), plan, lambda _: None)
+    found = report.subjects["ours"]
+    assert found["segments"][0] > 5
+    assert (
+        0 < found["visible_ms_p50"][0] <= found["visible_ms_p99"][0] <= found["visible_ms_max"][0]
+    )
+    # The clocks of broker and reader are one.
+    assert found["appended_ms_p50"][0] <= found["visible_ms_p50"][0]
+    assert [goal.name for goal in report.goals] == ["ours visible_ms_p99"]
+
+
+def test_the_state_is_measured_and_a_killed_worker_goes_on(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    plan = StatePlan(sessions=20, closed=20, partitions=1, compact=False, quiet_s=0.1)
+    report = align_state.run(settings(kafka_bootstrap, tmp_path), plan, lambda _: None)
+    found = report.subjects["ours"]
+    assert found["rss_empty_bytes"][0] > 0
+    # A head and a segment for each closed session, a head for each open one.
+    assert found["changelog_entries"][0] >= 40
+    assert found["state_bytes_per_input_byte"][0] > 0
+    assert found["segment_bytes_per_input_byte"][0] > 0
+    assert found["restart_s"][0] > 0
+    assert found["restart_named_s"][0] > 0

@@ -47,6 +47,7 @@ class LoadJob:
         pause_ms: How long some of them pause.
         ramp_ms: Within this time the first ones begin.
         seconds: How long.
+        warm_up_s: How long of it until the rate is steady.
         seed: Of the random choices.
     """
 
@@ -58,6 +59,7 @@ class LoadJob:
     pause_ms: int
     ramp_ms: int
     seconds: float
+    warm_up_s: float
     seed: int
 
 
@@ -88,8 +90,9 @@ def main(job: LoadJob) -> int:
     begin_ms = _now_ms() + round(1000 * (_SPARE_S + _ENCODE_S * len(events)))
     codec = build_codec()
     due = [_due(job, event, begin_ms, codec) for event in events]
-    turns = sum(1 for item in due if item.topic == job.turns)
-    _say(BEGUN, begin_ms=begin_ms, turns=turns, feedback=len(due) - turns)
+    steady_ms = begin_ms + 1000 * job.warm_up_s
+    steady = sum(1 for item in due if item.topic == job.turns and item.at_ms >= steady_ms)
+    _say(BEGUN, begin_ms=begin_ms, steady_turns=steady)
     late_ms = _send(producer, due)
     _say(DONE, end_ms=_now_ms(), late_ms=late_ms, unsent=producer.flush(_FLUSH_S))
     return 0
