@@ -109,7 +109,7 @@ class WorkerSettings(Section):
     """How the Faust workers run."""
 
     tick_interval_ms: PositiveInt = 250
-    max_batch_records: PositiveInt = 2_000
+    max_batch_records: PositiveInt = 5_000
     max_buffered_records: PositiveInt = 20_000
     body_cache_bytes: PositiveInt = 64 * 1024 * 1024
     hot_sessions: NonNegativeInt = 20_000
