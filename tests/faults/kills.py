@@ -6,9 +6,10 @@ import random
 import signal
 import time
 from collections.abc import Callable
+from functools import partial
 
 from tests.faults.registry import case
-from tests.faults.scene import Scene
+from tests.faults.scene import Scene, stop_cleanly
 from tests.integration.harness import WorkerProcess, wait_until
 
 
@@ -116,26 +117,31 @@ def _freeze_and_replace(scene: Scene, instance: str | None) -> None:
             if number % 2 == 0:
                 # Long after its successor took over, in place of just then.
                 scene.wait_for_outputs(60)
+            gave_way = partial(_gave_way, frozen, _times_ready(frozen))
             frozen.process.send_signal(signal.SIGCONT)
             scene.recovered(mark)
-            wait_until(lambda it=frozen: _gave_way(it), "the frozen one gives way", 90)  # type: ignore[misc]
+            wait_until(gave_way, "the frozen one gives way", 90)
             scene.wait_for_outputs(40)
             if frozen.process.poll() is None:
-                assert frozen.terminate()[0] == 0
+                stop_cleanly(frozen)
                 scene.notes.append("came back into the group")
             else:
                 scene.notes.append("ended fenced")
             frozen = successor
 
 
-def _gave_way(worker: WorkerProcess) -> bool:
+def _times_ready(worker: WorkerProcess) -> int:
+    return worker.output().count("Worker ready")
+
+
+def _gave_way(worker: WorkerProcess, times_ready: int) -> bool:
     """Whether it ended because it was fenced, or is a member of the group once more."""
     code = worker.process.poll()
     if code is not None:
         assert code == 1, f"exit code {code}"
         assert "Fenced" in worker.output(), worker.output()[-3000:]
         return True
-    return worker.output().count("Worker ready") > 1
+    return _times_ready(worker) > times_ready
 
 
 @case("5", "rebalance", "one worker, three, each restarted in turn, one")
@@ -150,25 +156,19 @@ def rebalance(scene: Scene) -> None:
         scene.recovered(mark)
         for number in range(len(workers)):
             mark = scene.mark()
-            _stop(workers[number])
+            stop_cleanly(workers[number])
             workers[number] = scene.start(f"worker-{number + 4}")
             workers[number].wait_ready(60)
             scene.recovered(mark)
         for worker in workers[1:]:
             mark = scene.mark()
-            _stop(worker)
+            stop_cleanly(worker)
             scene.recovered(mark)
 
 
 def _owns_one(worker: WorkerProcess) -> bool:
     lines = [line for line in worker.output().splitlines() if "owns partitions" in line]
     return bool(lines) and lines[-1].partition("[")[2].partition("]")[0].isdigit()
-
-
-def _stop(worker: WorkerProcess) -> None:
-    code, seconds = worker.terminate(40)
-    assert code == 0, f"exit code {code} after SIGTERM:\n{worker.output()[-3000:]}"
-    assert seconds < 15, f"SIGTERM took {seconds:.0f} s"
 
 
 @case("6", "sigterm", "SIGTERM with events in flight")
@@ -183,7 +183,7 @@ def sigterm(scene: Scene) -> None:
             time.sleep(moments.uniform(0.0, 0.4))
             mark = scene.mark()
             began = time.monotonic()
-            _stop(worker)
+            stop_cleanly(worker)
             slowest = max(slowest, time.monotonic() - began)
             worker = scene.start("worker")
             scene.recovered(mark)

@@ -388,9 +388,7 @@ class Scene(Bench):
         for kept in self._kept:
             kept.release()
         for worker in self.alive():
-            code, seconds = worker.terminate()
-            assert code == 0, f"exit code {code} after SIGTERM:\n{worker.output()[-2000:]}"
-            assert seconds < 15, f"SIGTERM took {seconds:.0f} s"
+            stop_cleanly(worker)
 
     def _records(self, places: Sequence[Place]) -> list[Record]:
         topics = sorted({topic for topic, _ in places})
@@ -422,6 +420,13 @@ class Scene(Bench):
         names = {topics.turns, topics.feedback, topics.segments, topics.dead_letters}
         names.add(self.state_topic)
         wait_until(lambda: _have_leaders(self.admin, names), "leaders of all topics", 60)
+
+
+def stop_cleanly(worker: WorkerProcess) -> None:
+    """SIGTERM; it must end well and in time."""
+    code, seconds = worker.terminate(40)
+    assert code == 0, f"exit code {code} after SIGTERM:\n{worker.output()[-3000:]}"
+    assert seconds < 15, f"SIGTERM took {seconds:.0f} s"
 
 
 def _have_leaders(admin: AdminClient, names: set[str]) -> bool:

@@ -13,7 +13,7 @@ from streams.kafka.clients import partition_for
 from tests.faults.cluster import set_config
 from tests.faults.load import LoadPlan
 from tests.faults.registry import case
-from tests.faults.scene import PARTITIONS, STATE_CONFIG, Scene
+from tests.faults.scene import PARTITIONS, STATE_CONFIG, Scene, stop_cleanly
 from tests.integration.harness import WorkerProcess, wait_until
 
 REFUSING_S = 15.0
@@ -32,7 +32,7 @@ def offsets_aged_out(scene: Scene) -> None:
         worker = scene.start("worker")
         worker.wait_ready(60)
         scene.wait_for_outputs(60)
-        assert worker.terminate()[0] == 0
+        stop_cleanly(worker)
         for future in scene.admin.delete_consumer_groups([scene.prefix]).values():
             future.result(20)
         mark = scene.mark()
