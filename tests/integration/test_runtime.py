@@ -82,11 +82,12 @@ def test_a_worker_that_was_frozen_is_fenced_off_when_it_wakes_up(bench: ToyBench
     frozen.process.send_signal(signal.SIGSTOP)
     bench.start("successor").wait_ready()
     busy.join()
+    said_before = len(frozen.output())
     frozen.process.send_signal(signal.SIGCONT)
     bench.produce(300)
     bench.assert_exact()
     wait_until(
-        lambda: _ended_fenced(frozen) or _owns_again(frozen),
+        lambda: _ended_fenced(frozen) or _owns_again(frozen, said_before),
         lambda: f"fenced or back in the group (exit code {frozen.process.poll()})",
     )
 
@@ -95,8 +96,14 @@ def _ended_fenced(worker: WorkerProcess) -> bool:
     return worker.process.poll() == 1 and "FencedError" in worker.output()
 
 
-def _owns_again(worker: WorkerProcess) -> bool:
-    return worker.output().count("Worker ready") > 1
+def _owns_again(worker: WorkerProcess, said_before: int) -> bool:
+    """Whether it joined once more, and was ready after that.
+
+    It may have been put to sleep before it first logged that: it says so a moment after the
+    line that tests wait for.
+    """
+    _, joined, said_since = worker.output()[said_before:].partition("Joined group")
+    return joined != "" and "Worker ready" in said_since
 
 
 async def test_a_zombie_can_neither_commit_nor_leave_anything_behind(bench: ToyBench) -> None:
