@@ -159,7 +159,7 @@ def _run(
     every = max(1, plan.events // plan.samples)
     samples: dict[str, list[float]] = {}
     for _ in range(plan.samples):
-        began_s = time.monotonic()
+        began_s, cpu_s = time.monotonic(), worker.cpu_s()
         for record in islice(records, every):
             writer.write(record)
             if writer.records % 1_000 == 0:
@@ -168,6 +168,7 @@ def _run(
         sample = {
             "events": float(writer.records),
             "records_per_s": every / (time.monotonic() - began_s),
+            "cpu_us_per_record": 1e6 * (worker.cpu_s() - cpu_s) / every,
             "rss_bytes": float(worker.rss_bytes()),
             "changelog_disk_bytes": topic_bytes_on_disk(settings, rig.changelog),
             "segments": float(outputs.count),
