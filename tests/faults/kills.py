@@ -153,17 +153,17 @@ def rebalance(scene: Scene) -> None:
         mark = scene.mark()
         workers += [scene.start("worker-2"), scene.start("worker-3")]
         wait_until(lambda: all(map(_owns_one, workers)), "one partition each", 90)
-        scene.recovered(mark)
+        scene.resumed(mark)
         for number in range(len(workers)):
             mark = scene.mark()
             stop_cleanly(workers[number])
             workers[number] = scene.start(f"worker-{number + 4}")
             workers[number].wait_ready(60)
-            scene.recovered(mark)
+            scene.resumed(mark)
         for worker in workers[1:]:
             mark = scene.mark()
             stop_cleanly(worker)
-            scene.recovered(mark)
+            scene.resumed(mark)
 
 
 def _owns_one(worker: WorkerProcess) -> bool:
@@ -181,10 +181,10 @@ def sigterm(scene: Scene) -> None:
         for _ in range(2 * scene.sizes.rounds):
             scene.wait_for_outputs(10)
             time.sleep(moments.uniform(0.0, 0.4))
-            mark = scene.mark()
             began = time.monotonic()
             stop_cleanly(worker)
             slowest = max(slowest, time.monotonic() - began)
+            mark = scene.mark()
             worker = scene.start("worker")
             scene.recovered(mark)
     scene.notes.append(f"SIGTERM took {slowest:.1f} s at most")
