@@ -92,6 +92,12 @@ class PpoTrainer:
             "batch/turns_too_long": float(sum(one.too_long for one in built)),
             "batch/turns_interrupted": float(sum(one.interrupted for one in built)),
         }
+        if left_out["batch/turns_too_long"]:
+            log.warning(
+                "replies left out of an update too_long=%d: they do not fit into %d tokens; raise "
+                "learner.max_sequence_tokens to learn from them",
+                left_out["batch/turns_too_long"], self._rules.max_sequence_tokens,
+            )  # fmt: skip
         return Trained(
             metrics={**result.metrics, **left_out},
             optimizer_step=result.optimizer_step,
@@ -147,11 +153,9 @@ class PpoTrainer:
         if built.skipped is not None:
             log.info("segment left out segment_id=%s reason=%s", segment.segment_id, built.skipped)
         elif built.too_long:
-            log.warning(
-                "replies left out segment_id=%s too_long=%d limit=%d: raise "
-                "learner.max_sequence_tokens to learn from them",
-                segment.segment_id, built.too_long, self._rules.max_sequence_tokens,
-            )  # fmt: skip
+            log.info(
+                "replies left out segment_id=%s too_long=%d", segment.segment_id, built.too_long
+            )
         return built
 
 

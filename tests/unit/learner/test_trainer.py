@@ -131,6 +131,7 @@ def test_opd_trains_on_what_holds_a_hint(tmp_path: Path) -> None:
 def test_what_is_left_out_of_segments_is_counted_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
     trainer = _trainer(tmp_path, max_sequence_tokens=60)
     made = segment("a")
     (step,) = made.segment.steps
@@ -144,7 +145,8 @@ def test_what_is_left_out_of_segments_is_counted_and_said(
     assert trained.metrics["batch/turns_interrupted"] == 1.0
     assert trained.metrics["batch/turns"] == 2.0
     assert trained.metrics["batch/truncated_share"] == 0.0
-    assert "segment_id=a too_long=1 limit=60: raise learner.max_sequence_tokens" in caplog.text
+    assert "too_long=1: they do not fit into 60 tokens; raise learner.max_seq" in caplog.text
+    assert "segment_id=a too_long=1" in caplog.text
     kept = _trainer(tmp_path, max_sequence_tokens=60, interrupted_replies="train")
     hung_up = replace(step, finish_reason="client_disconnected")
     made = replace(made, segment=replace(made.segment, steps=(hung_up,)))
