@@ -36,6 +36,7 @@ stop_kafka(Path(sys.argv[1]))
 """
 
 _DEADLINE_S = 120.0
+_BROKER_TEST_S = 600
 _FOLDER = pytest.StashKey[Path]()
 _BEGAN_S = pytest.StashKey[float]()
 
@@ -45,6 +46,13 @@ CreateTopics = Callable[[Mapping[str, tuple[int, Mapping[str, str]]]], None]
 @pytest.fixture(autouse=True, scope="session")
 def _folder(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> None:
     pytestconfig.stash[_FOLDER] = tmp_path_factory.getbasetemp()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests with a broker more time: they wait long for what a busy machine does late."""
+    for item in items:
+        if item.get_closest_marker("broker") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_BROKER_TEST_S))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
