@@ -328,13 +328,23 @@ def message(body: DialogueTurn) -> Message:
 def carried_from(segment: Segment, bodies: Bodies, max_bytes: int) -> tuple[int, ...]:
     """The offsets of what a segment hands on to the one that continues it (decision 0001.10)."""
     branch = branch_of(segment.turns, bodies)
-    offsets = (*segment.carried, *(turn.offset for turn in branch.kept))
-    kept = shorten([bodies.turn(offset) for offset in offsets], max_bytes)
-    return tuple(offsets[index] for index in kept)
+    turns = dict(_still_there(segment.carried, bodies))
+    turns.update((turn.offset, bodies.turn(turn.offset)) for turn in branch.kept)
+    offsets = list(turns)
+    return tuple(offsets[index] for index in shorten(list(turns.values()), max_bytes))
+
+
+def _still_there(offsets: Iterable[int], bodies: Bodies) -> Iterator[tuple[int, DialogueTurn]]:
+    """What is carried, on and on, may be older than what the log keeps."""
+    for offset in offsets:
+        body = bodies.carried(offset)
+        if body is not None:
+            yield offset, body
 
 
 def _carried_messages(offsets: Iterable[int], bodies: Bodies) -> list[Message]:
-    return [replace(message(bodies.turn(offset)), carried=True) for offset in offsets]
+    there = _still_there(offsets, bodies)
+    return [replace(message(body), carried=True) for _, body in there]
 
 
 def shorten(turns: Sequence[DialogueTurn], max_bytes: int) -> list[int]:

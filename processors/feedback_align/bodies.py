@@ -44,8 +44,18 @@ class Bodies(Protocol):
         """
         ...
 
-    def want(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
-        """Say what will be asked for next, so that it can be fetched together."""
+    def carried(self, offset: int) -> DialogueTurn | None:
+        """A turn that ``want`` was told is carried; None if it is not in the log any more."""
+        ...
+
+    def want(
+        self, turns: Iterable[int], feedback: Iterable[int], carried: Iterable[int] = ()
+    ) -> None:
+        """Say what will be asked for next, so that it can be fetched together.
+
+        Raises:
+            StateError: Some of it, of what is not carried, is not in the log any more.
+        """
         ...
 
 
@@ -68,7 +78,12 @@ class HeldBodies:
     def feedback(self, offset: int) -> FeedbackEvent:
         return self.notes[offset]
 
-    def want(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
+    def carried(self, offset: int) -> DialogueTurn | None:
+        return self.turns.get(offset)
+
+    def want(
+        self, turns: Iterable[int], feedback: Iterable[int], carried: Iterable[int] = ()
+    ) -> None:
         """Nothing to fetch."""
 
 
@@ -107,18 +122,27 @@ class _Shelf(Generic[T]):
             self._wanted.update(self._fetch([offset]))
         return self._wanted[offset]
 
-    def want(self, offsets: Iterable[int]) -> None:
+    def find(self, offset: int) -> T | None:
+        """What is at hand; ``want`` was told of it."""
+        found = self._recent.get(offset)
+        return self._wanted.get(offset) if found is None else found[0]
+
+    def want(self, offsets: Iterable[int], welcome: Iterable[int] = ()) -> None:
+        """Have ``offsets`` at hand, and of ``welcome`` what there is."""
         self._wanted = {}
-        missing = sorted(set(offsets).difference(self._recent))
+        needed = set(offsets)
+        missing = sorted(needed.union(welcome).difference(self._recent))
         if missing:
-            self._wanted.update(self._fetch(missing))
+            self._wanted.update(self._fetch(missing, needed))
 
     def preload(self, offsets: Iterable[int]) -> None:
         for offset, record in self._fetch(sorted(offsets)):
             self.keep(offset, record, len(content_of(record)))
 
-    def _fetch(self, offsets: Sequence[int]) -> Iterator[tuple[int, T]]:
-        missing = set(offsets)
+    def _fetch(
+        self, offsets: Sequence[int], needed: set[int] | None = None
+    ) -> Iterator[tuple[int, T]]:
+        missing = set(offsets) if needed is None else needed.intersection(offsets)
         for offset, record in self._read(offsets):
             missing.discard(offset)
             self.fetched += 1
@@ -160,13 +184,16 @@ class CachedBodies:
         self._notes = _Shelf(feedback_topic, read_feedback, max_bytes // 5)
         self.keep_turn = self._turns.keep
         self.turn = self._turns.get
+        self.carried = self._turns.find
         self.feedback = self._notes.get
 
     def keep_feedback(self, offset: int, record: FeedbackEvent) -> None:
         self._notes.keep(offset, record, len(content_of(record)))
 
-    def want(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
-        self._turns.want(turns)
+    def want(
+        self, turns: Iterable[int], feedback: Iterable[int], carried: Iterable[int] = ()
+    ) -> None:
+        self._turns.want(turns, carried)
         self._notes.want(feedback)
 
     def preload(self, turns: Iterable[int], feedback: Iterable[int]) -> None:

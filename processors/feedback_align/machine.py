@@ -783,11 +783,12 @@ def _want(
 ) -> None:
     """Have content fetched together that is needed now."""
     offsets = [turn.offset for turn in turns]
+    carried: list[int] = []
     for segment in also:
         if segment is not None:
             offsets.extend(turn.offset for turn in segment.turns)
-            offsets.extend(segment.carried)
-    bodies.want(offsets, [item.offset for item in feedback])
+            carried.extend(segment.carried)
+    bodies.want(offsets, [item.offset for item in feedback], carried)
 
 
 def _feedback_about(session: Session, members: list[Turn]) -> list[Feedback]:
