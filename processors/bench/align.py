@@ -150,7 +150,7 @@ class _Bench:
             [*arguments, subject],
             folder,
             python=quix_env.python_of(self.folder.parent),
-            environ={"PYTHONPATH": str(quix_env.source_root())},
+            environ={"PYTHONPATH": str(quix_env.source_root(self.folder.parent))},
         )
 
     def _wait_outputs(self, job: Job, process: Subject) -> dict[str, float]:

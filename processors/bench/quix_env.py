@@ -2,7 +2,7 @@
 
 Its packages are locked, with hashes, in ``quix.lock`` beside this file: Quix Streams with what
 it needs, and the little that the aligner's pure parts need. The project itself is imported
-from where it lies.
+through links to our packages alone: where it is installed, what it needs itself lies beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import processors
+import streams
 from processors.bench.cluster import OnStep
 from processors.bench.process import BenchError
 
@@ -26,9 +27,9 @@ def python_of(folder: Path) -> Path:
     return folder / "quix" / "bin" / "python"
 
 
-def source_root() -> Path:
-    """The folder that holds our packages."""
-    return Path(processors.__file__).resolve().parent.parent
+def source_root(folder: Path) -> Path:
+    """The folder in a bench's folder that holds links to our packages."""
+    return folder / "quix-source"
 
 
 def prepare(folder: Path, on_step: OnStep) -> None:
@@ -37,18 +38,27 @@ def prepare(folder: Path, on_step: OnStep) -> None:
     Raises:
         BenchError: It cannot be made; says what to do.
     """
+    _link(source_root(folder))
     environment = folder / "quix"
     stamp = environment / "lock.sha256"
     wanted = hashlib.sha256(LOCK.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text(encoding="ascii") == wanted:
         return
     on_step("making an environment with Quix Streams")
-    shutil.rmtree(environment, ignore_errors=True)
     uv = _uv()
+    shutil.rmtree(environment, ignore_errors=True)
     _run([uv, "venv", "--quiet", "--python", sys.executable, str(environment)])
     install = [uv, "pip", "sync", "--quiet", "--require-hashes"]
     _run([*install, "--python", str(python_of(folder)), str(LOCK)])
     stamp.write_text(wanted, encoding="ascii")
+
+
+def _link(root: Path) -> None:
+    root.mkdir(exist_ok=True)
+    for package in (processors, streams):
+        link = root / package.__name__
+        link.unlink(missing_ok=True)
+        link.symlink_to(Path(package.__path__[0]).resolve(), target_is_directory=True)
 
 
 def _uv() -> str:

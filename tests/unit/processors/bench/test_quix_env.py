@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from processors.bench import quix_env
+from processors.bench.process import BenchError
+
+ROOT = Path(quix_env.__file__).resolve().parent.parent.parent
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """What would be run; the environment's folder appears as uv would make it."""
+    seen: list[list[str]] = []
+
+    def run(command: list[str]) -> None:
+        seen.append(command)
+        if command[1] == "venv":
+            Path(command[-1]).mkdir()
+
+    monkeypatch.setattr(quix_env, "_run", run)
+    return seen
+
+
+def test_the_environment_is_made_once_for_each_lock(
+    tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quix_env.prepare(tmp_path, lambda _: None)
+    assert [command[1] for command in commands] == ["venv", "pip"]
+    assert "--require-hashes" in commands[1]
+    quix_env.prepare(tmp_path, lambda _: None)
+    assert len(commands) == 2
+    other = tmp_path / "other.lock"
+    other.write_text("quixstreams==0\n")
+    monkeypatch.setattr(quix_env, "LOCK", other)
+    quix_env.prepare(tmp_path, lambda _: None)
+    assert len(commands) == 4
+
+
+def test_our_packages_are_there_and_nothing_else(tmp_path: Path, commands: list[list[str]]) -> None:
+    quix_env.prepare(tmp_path, lambda _: None)
+    found = {path.name: path.resolve() for path in quix_env.source_root(tmp_path).iterdir()}
+    assert found == {"processors": ROOT / "processors", "streams": ROOT / "streams"}
+
+
+def test_without_uv_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(quix_env.sys, "executable", str(tmp_path / "python"))  # type: ignore[attr-defined]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BenchError, match="pip install uv"):
+        quix_env.prepare(tmp_path, lambda _: None)
+
+
+def test_the_lock_holds_what_quix_needs_with_hashes_and_no_address() -> None:
+    text = quix_env.LOCK.read_text(encoding="utf-8")
+    versions = dict(re.findall(r"^([\w.-]+)==([\d.]+)", text, re.MULTILINE))
+    assert versions["quixstreams"].startswith("3.28.")
+    assert tuple(map(int, versions["confluent-kafka"].split(".")[:2])) < (2, 13)
+    assert {"fastavro", "msgspec", "pydantic-settings", "pyyaml"} <= set(versions)
+    assert text.count("--hash=sha256:") > len(versions)
+    assert "://" not in text
