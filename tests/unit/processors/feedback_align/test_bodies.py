@@ -28,6 +28,7 @@ class AgingLog:
     def __init__(self) -> None:
         self.turns: dict[int, DialogueTurn] = {}
         self.notes: dict[int, FeedbackEvent] = {}
+        self.gone: set[int] = set()
         self.kept: dict[EntryKey, bytes] = {}
         self.state = self._new_state()
 
@@ -57,7 +58,6 @@ class AgingLog:
         self.gone = set(offsets)
 
     def _new_state(self) -> PartitionState:
-        self.gone: set[int] = getattr(self, "gone", set())
         bodies = CachedBodies((TURNS, FEEDBACK), self._read_turns, self._read_notes, 1)
         return new_state(Source(), bodies)
 
