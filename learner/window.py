@@ -60,7 +60,7 @@ class Snapshot:
     candidates: tuple[Candidate, ...]
     refs: tuple[SourceRef, ...]
     new_segments: int
-    stale_share: float = 0.0
+    stale_share: float
 
 
 @dataclass(slots=True)

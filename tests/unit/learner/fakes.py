@@ -289,6 +289,7 @@ class FakeConsumer:
         self._low = low
         self._next: int | None = None
         self._end_told = -1
+        self.closed = False
 
     def list_topics(self, topic: str, timeout: float) -> Any:
         assert topic == self._topic
@@ -322,3 +323,4 @@ class FakeConsumer:
 
     def close(self) -> None:
         self._next = None
+        self.closed = True

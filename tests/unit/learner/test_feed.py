@@ -36,7 +36,12 @@ class Bench:
 
     def start(self, checkpoint: Checkpoint | None = None, *, low: int = 0) -> tuple[SourceRef, ...]:
         """Start a feed; where it begins."""
-        self.feed = Feed(
+        self.feed = self.make(low=low)
+        return self.feed.start(checkpoint, lambda ids: dict.fromkeys(ids, self.uses))
+
+    def make(self, *, low: int = 0) -> Feed:
+        """A feed over the log, not started."""
+        return Feed(
             consumer=FakeConsumer(self.log, "scored", low=low),
             topic="scored",
             policy="default",
@@ -47,7 +52,6 @@ class Bench:
             clock=ManualClock(9_000),
             stopping=self.stopping,
         )
-        return self.feed.start(checkpoint, lambda ids: dict.fromkeys(ids, self.uses))
 
     def wait(self, condition: Callable[[Feed], bool]) -> Feed:
         """Wait until the feed fulfils a condition."""
@@ -101,13 +105,17 @@ def test_reads_everything_from_the_beginning(bench: Bench) -> None:
     assert feed.status().new_segments == 1
 
 
-def test_restores_what_the_checkpoint_names_and_nothing_else(bench: Bench) -> None:
+def test_restores_what_the_checkpoint_names_and_nothing_else(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.log.extend(encoded(scored(name)) for name in "abcde")
     # b was evicted or replaced before; d and e arrived after the snapshot.
     assert bench.start(checkpoint(3, [2, 0])) == (at(3),)
     feed = bench.wait(arrived(2))
     assert feed.status().new_segments == 2
     assert held(feed) == [(2, "c"), (0, "a"), (3, "d"), (4, "e")]
+    assert "lost to retention" not in caplog.text
+    assert "no longer has" not in caplog.text
 
 
 def test_restored_segments_keep_their_uses(bench: Bench) -> None:
@@ -154,6 +162,12 @@ def test_a_dead_letter_is_not_written_again_after_a_restart(bench: Bench) -> Non
     bench.start(checkpoint(1, []))
     bench.wait(arrived(1))
     assert bench.writer.records == []
+
+
+def test_a_topic_that_ends_before_the_checkpoint_is_another_one(bench: Bench) -> None:
+    bench.log.extend(encoded(scored(name)) for name in "ab")
+    with pytest.raises(LearnerError, match=r"ends at offset 2, but the registry says .* up to 3"):
+        bench.start(checkpoint(3, [0]))
 
 
 def test_retention_moves_the_start_and_says_what_is_lost(
@@ -223,6 +237,21 @@ def test_waits_for_a_schema_registry_that_is_away(bench: Bench) -> None:
     bench.start()
     feed = bench.wait(arrived(1))
     assert feed.status().segments == 1
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_a_stop_ends_the_reading_and_closes_the_consumer(started: bool, bench: Bench) -> None:
+    bench.log.append(encoded(scored("a")))
+    bench.start()
+    feed = bench.wait(arrived(1))
+    if not started:
+        feed.stop()
+        # One that never read, as after an error while connecting.
+        feed = bench.make()
+    feed.stop()
+    assert bench.stopping.is_set()
+    assert not feed._thread.is_alive()
+    assert feed._consumer.closed
 
 
 def test_a_topic_that_is_missing_is_explained(

@@ -317,8 +317,8 @@ def test_tokens_are_counted_where_known_and_estimated_elsewhere() -> None:
     message = Message(turn_id="u", role=Role.USER, content="é" * 5, event_time=0)
     text = replace(step, token_ids=None, reply="x" * 9, context=(message,))
     estimated = replace(known, segment=replace(known.segment, steps=(text,)))
-    prompted = replace(step, prompt_token_ids=(1, 2, 3), context=(message,))
+    prompted = replace(step, prompt_token_ids=(1, 2, 3, 4, 5), context=(message,))
     counted = replace(known, segment=replace(known.segment, steps=(prompted,)))
     assert segment_tokens(known) == 7
     assert segment_tokens(estimated) == 3 + 3
-    assert segment_tokens(counted) == 7 + 3
+    assert segment_tokens(counted) == 7 + 5
