@@ -31,6 +31,7 @@ from streams.kafka.embedded import (
     end_member,
     kafka_status,
     locked,
+    lost_its_port,
     new_cluster_id,
     start_member,
     stop_kafka,
@@ -40,6 +41,7 @@ from streams.kafka.jars import kafka_jars
 from streams.ports import free_ports
 
 _POLL_S = 0.05
+_PORT_ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +111,23 @@ def start_cluster(
     _require_no_single_node(root)
     jars = kafka_jars(on_step=on_step)
     with locked(root, timeout_s):
-        cluster = _cluster_of(root, brokers)
-        members = _members(cluster, detours)
-        missing = [m for m in members if kafka_status(_folder(root, m.node_id)) is None]
-        try:
-            _start_missing(root, missing, jars, max_message_bytes, on_step)
-            _wait_for_all(root, members, timeout_s)
-        except BaseException:
-            for member in missing:
-                end_member(_folder(root, member.node_id))
-            raise
-    running = cluster_status(root)
-    if running is None:
-        raise BrokerError(f"the nodes in {root} ended as soon as they had answered")
-    return running
+        for attempt in range(1, _PORT_ATTEMPTS + 1):
+            members = _members(_cluster_of(root, brokers), detours)
+            running = {m.node_id: kafka_status(_folder(root, m.node_id)) for m in members}
+            missing = [m for m in members if running[m.node_id] is None]
+            try:
+                running |= _start_missing(root, missing, jars, max_message_bytes, on_step)
+                _wait_for_all([node for node in running.values() if node], timeout_s)
+                break
+            except BaseException as error:
+                for member in missing:
+                    end_member(_folder(root, member.node_id))
+                # Between choosing a free port and listening on it another process may take it.
+                taken = any(lost_its_port(_folder(root, m.node_id)) for m in missing)
+                if not (isinstance(error, BrokerError) and taken) or attempt == _PORT_ATTEMPTS:
+                    raise
+    nodes = {number: node for number, node in running.items() if node is not None}
+    return RunningCluster(root, len(nodes), nodes)
 
 
 def stop_cluster(data_dir: Path, *, timeout_s: float = STOP_TIMEOUT_S) -> bool:
@@ -171,44 +176,42 @@ def _start_missing(
     jars: Path,
     max_message_bytes: int,
     on_step: Callable[[str], None],
-) -> None:
+) -> dict[int, RunningKafka]:
     if not missing:
-        return
+        return {}
 
-    def start(member: Member) -> None:
-        start_member(_folder(root, member.node_id), member, jars, max_message_bytes, on_step)
+    def start(member: Member) -> RunningKafka:
+        folder = _folder(root, member.node_id)
+        return start_member(folder, member, jars, max_message_bytes, on_step)
 
     with ThreadPoolExecutor(len(missing)) as pool:
-        list(pool.map(start, missing))
+        started = list(pool.map(start, missing))
+    return {member.node_id: node for member, node in zip(missing, started, strict=True)}
 
 
-def _wait_for_all(root: Path, members: Sequence[Member], timeout_s: float) -> None:
+def _wait_for_all(nodes: Sequence[RunningKafka], timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
-    for member in members:
-        running = kafka_status(_folder(root, member.node_id))
-        if running is None:
-            raise BrokerError(f"node {member.node_id} in {root} ended while it was starting")
-        wait_for_member(running, max(1.0, deadline - time.monotonic()))
-    while _brokers_known(root) < len(members):
+    for node in nodes:
+        wait_for_member(node, max(0.1, deadline - time.monotonic()))
+    while min(map(_brokers_known, nodes)) < len(nodes):
         if time.monotonic() > deadline:
-            raise BrokerError(f"not all nodes in {root} found each other within {timeout_s:g} s")
+            raise BrokerError(
+                f"not all nodes in {nodes[0].data_dir.parent} found each other within "
+                f"{timeout_s:g} s; see their logs"
+            )
         time.sleep(_POLL_S)
 
 
-def _brokers_known(root: Path) -> int:
-    """How many brokers the cluster's nodes know of, by the one that knows the fewest."""
+def _brokers_known(node: RunningKafka) -> int:
+    """How many brokers a node knows of."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 
-    running = cluster_status(root)
-    counts = []
-    for node in running.nodes.values() if running is not None else ():
-        client = AdminClient({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
-        try:
-            counts.append(len(client.list_topics(timeout=2.0).brokers))
-        except KafkaException:
-            return 0
-    return min(counts, default=0)
+    client = AdminClient({"bootstrap.servers": node.bootstrap_servers, "log_level": 0})
+    try:
+        return len(client.list_topics(timeout=2.0).brokers)
+    except KafkaException:
+        return 0
 
 
 def _members(cluster: _Cluster, detours: Sequence[int] | None) -> list[Member]:

@@ -334,7 +334,7 @@ def _start_new(
             return running
         except _NotReadyError as error:
             # Between choosing a free port and listening on it another process may take it.
-            if attempt < _PORT_ATTEMPTS and port is None and _lost_its_port(layout):
+            if attempt < _PORT_ATTEMPTS and port is None and lost_its_port(layout.root):
                 _end_all(layout)
                 continue
             raise BrokerError(f"Kafka {error}{_tails(layout)}") from None
@@ -723,7 +723,9 @@ def _write_state(layout: _Layout, state: _State) -> None:
     scratch.replace(layout.state)
 
 
-def _lost_its_port(layout: _Layout) -> bool:
+def lost_its_port(data_dir: Path) -> bool:
+    """Whether the last start of a node failed because another process had its port."""
+    layout = _Layout(data_dir.resolve())
     tail = "\n".join(_tail(layout.log_file) + _tail(layout.console))
     return "Address already in use" in tail or "BindException" in tail
 
@@ -756,6 +758,7 @@ __all__ = [
     "end_member",
     "kafka_status",
     "locked",
+    "lost_its_port",
     "member_properties",
     "new_cluster_id",
     "server_properties",

@@ -53,7 +53,7 @@ class Watcher:
                 "auto.offset.reset": "earliest",
                 "isolation.level": "read_committed",
                 "enable.partition.eof": True,
-                "fetch.wait.max.ms": 20,
+                "fetch.wait.max.ms": 200,
                 "reconnect.backoff.max.ms": 500,
                 "log_level": 0,
             }
