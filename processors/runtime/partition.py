@@ -201,7 +201,10 @@ class PartitionRunner:
         self._wake.set()
 
     async def hold(self) -> None:
-        """Stop between two transactions; returns when none is running."""
+        """Stop between two transactions; returns when none is running.
+
+        Who gives up waiting leaves the one that runs alone.
+        """
         self._held = True
         if self._task is not None and not self._task.done():
             async with self._running:
@@ -305,7 +308,7 @@ class PartitionRunner:
         self._balance()
         await self._written()
         if outcome.outputs or outcome.changes:
-            self._writing = asyncio.create_task(self._write(outcome))
+            self._begin_to_write(outcome)
             self._issued = dict(outcome.applied)
             if not (self._more or self._inbox):
                 await self._written()
@@ -323,15 +326,20 @@ class PartitionRunner:
 
     async def _written(self) -> None:
         """Wait for the transaction that is on its way; raises what it raised."""
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            await writing
+        if self._writing is not None:
+            # Cut short it would be left out, and what was computed after it written.
+            await asyncio.shield(self._writing)
+            self._writing = None
+
+    def _begin_to_write(self, outcome: Outcome) -> None:
+        self._writing = asyncio.create_task(self._write(outcome))
 
     async def _finish(self) -> None:
         """Write all that is computed."""
         await self._written()
         if self._owed is not None:
-            await self._write(self._owed)
+            self._begin_to_write(self._owed)
+            await self._written()
 
     def _balance(self) -> None:
         """Pause a topic whose records pile up waiting for another; resume it when drained."""
@@ -359,7 +367,8 @@ class PartitionRunner:
             self._owed = replace(outcome, records=records)
         self._issued = dict(outcome.applied)
         if time.monotonic() - self._owed_since >= IDLE_META_INTERVAL_S:
-            await self._write(self._owed)
+            self._begin_to_write(self._owed)
+            await self._written()
 
     async def _write(self, outcome: Outcome) -> None:
         began = time.monotonic()

@@ -342,3 +342,63 @@ async def test_gauges_of_a_partition_given_up_are_gone(stage: Stage) -> None:
     assert sample(names.STATE_ENTRIES.name, labels) == 1
     await runner.close()
     assert sample(names.STATE_ENTRIES.name, labels) is None
+
+
+async def give_up_holding(runner: PartitionRunner) -> None:
+    """Hold, as the worker does, no longer than it may take."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.01):
+            await runner.hold()
+
+
+async def begin_a_transaction(stage: Stage, runner: PartitionRunner) -> None:
+    """Of eleven records ten are on their way."""
+    stage.writer.gate = asyncio.Event()
+    await runner.accept("a", [record("a", offset, b"%d" % offset) for offset in range(11)])
+    while not stage.processor.applied:
+        await asyncio.sleep(0)
+
+
+async def test_a_hold_given_up_leaves_the_running_transaction_alone(
+    stage: Stage, runner: PartitionRunner
+) -> None:
+    """What was computed must be written, or what comes next would be written without it."""
+    await begin_a_transaction(stage, runner)
+    await give_up_holding(runner)
+    assert stage.writer.gate is not None
+    stage.writer.gate.set()
+    runner.release()
+    await settle()
+    assert [outputs for outputs, _, _ in stage.writer.commits] == [
+        [b"%d" % offset for offset in range(10)],
+        [b"10"],
+    ]
+    assert runner.applied_offset("a") == 10
+
+
+async def test_a_hold_given_up_leaves_offsets_on_their_way_alone(
+    stage: Stage, runner: PartitionRunner
+) -> None:
+    await runner.accept("a", [record("a", 0, None)])
+    await settle()
+    stage.writer.gate = asyncio.Event()
+    await give_up_holding(runner)
+    stage.writer.gate.set()
+    await settle()
+    assert len(stage.writer.commits) == 1
+    assert runner.applied_offset("a") == 0
+
+
+async def test_a_failure_after_a_hold_was_given_up_ends_the_worker(
+    stage: Stage, runner: PartitionRunner
+) -> None:
+    stage.writer.error = FencedError("taken over")
+    await begin_a_transaction(stage, runner)
+    await give_up_holding(runner)
+    assert stage.writer.gate is not None
+    stage.writer.gate.set()
+    await settle()
+    runner.release()
+    await settle()
+    assert stage.errors == [stage.writer.error]
+    assert stage.writer.commits == []
