@@ -119,7 +119,13 @@ class Warming:
             log.warning("warm start: version %d %s", version.version, version.reason)
             trainer.load_state_dict(before.restore())
         else:
-            log.info("warm start: version %d %s", version.version, version.status.value)
+            numbers = " ".join(f"{name}={n:.6g}" for name, n in sorted(warmed.metrics.items()))
+            log.info(
+                "warm start: version=%d status=%s %s",
+                version.version,
+                version.status.value,
+                numbers,
+            )
         self._forget(keep=None)
 
     def _version(self) -> ModelVersion | None:

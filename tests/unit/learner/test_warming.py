@@ -297,3 +297,4 @@ def test_progress_is_shown_but_not_every_step(
         "warm start: 25% step=1/4 loss=1",
         "warm start: 100% step=4/4 loss=1",
     ]
+    assert "warm start: version=1 status=live warm_start/steps=0" in caplog.text
