@@ -52,6 +52,16 @@ HOME_CACHE = 100_000
 
 BODY_CACHE_BYTES = 64 * 1024 * 1024
 
+PAUSE_MS = 1_000
+"""So long without a record enough may be due to fill more than one outcome."""
+
+OUTCOME_BYTES = 16 * 1024 * 1024
+"""About how much one outcome puts out: it is written in one transaction, which Kafka gives up
+after a minute."""
+
+OUTCOME_FETCHED = 1_000
+"""About how many records are read back for one outcome."""
+
 
 @dataclass(frozen=True, slots=True)
 class AlignTopics:
@@ -154,19 +164,21 @@ class AlignProcessor:
 
     def drain(self, limit: int) -> Outcome:
         """See ``PartitionProcessor``."""
-        outputs: list[Output] = []
-        inputs = self._merger.drain(limit)
-        due_ms: list[int] = []
+        portion = _Portion(limit, self._bodies)
+        outputs = portion.outputs
         arrivals = 0
-        for event in inputs:
-            self._state, effects = machine.step(self._state, event, self._settings)
-            for effect in effects:
-                outputs.extend(self._perform(effect))
-                if isinstance(effect, machine.EmitSegment):
-                    due_ms.append(effect.segment.closed_at)
+        for event in self._merger.inputs(limit, PAUSE_MS):
             if isinstance(event, machine.Arrival):
+                self._step(event, portion)
                 arrivals += 1
                 self._raw.pop((event.topic, event.offset), None)
+            else:
+                self._advance(event.clock_ms, portion)
+            if portion.is_full():
+                more = True
+                break
+        else:
+            more = arrivals >= limit
         positions = self._merger.positions()
         outputs.extend(self._passed(positions))
         changes = self._changes()
@@ -176,10 +188,26 @@ class AlignProcessor:
             outputs=outputs,
             changes=changes,
             meta=state_codec.encode_partition(self._state.clock_ms, positions),
-            due_ms=due_ms,
+            due_ms=portion.due_ms,
             records=arrivals,
-            more=arrivals >= limit,
+            more=more,
         )
+
+    def _advance(self, clock_ms: int, portion: _Portion) -> None:
+        """Do what is due by then, until the portion is full."""
+        while (due_ms := machine.next_due_ms(self._state)) is not None and due_ms <= clock_ms:
+            self._step(machine.Advance(due_ms), portion)
+            if portion.is_full():
+                return
+        self._step(machine.Advance(clock_ms), portion)
+
+    def _step(self, event: machine.Input, portion: _Portion) -> None:
+        self._state, effects = machine.step(self._state, event, self._settings)
+        for effect in effects:
+            for output in self._perform(effect):
+                portion.add(output)
+            if isinstance(effect, machine.EmitSegment):
+                portion.due_ms.append(effect.segment.closed_at)
 
     def buffered(self, topic: str) -> int:
         """See ``PartitionProcessor``."""
@@ -343,6 +371,34 @@ class AlignProcessor:
     def _changes(self) -> dict[bytes, bytes | None]:
         changes = machine.take_changes(self._state)
         return {encode_key(key): value for key, value in changes.items()}
+
+
+class _Portion:
+    """What one outcome puts out, and whether that is enough for one.
+
+    Args:
+        limit: Of outputs, about.
+        bodies: Where content is read back.
+    """
+
+    def __init__(self, limit: int, bodies: CachedBodies) -> None:
+        self.outputs: list[Output] = []
+        self.due_ms: list[int] = []
+        self._limit = limit
+        self._bytes = 0
+        self._bodies = bodies
+        self._fetched = bodies.fetched
+
+    def add(self, output: Output) -> None:
+        self.outputs.append(output)
+        self._bytes += len(output.value or b"")
+
+    def is_full(self) -> bool:
+        return (
+            len(self.outputs) >= self._limit
+            or self._bytes >= OUTCOME_BYTES
+            or self._bodies.fetched - self._fetched >= OUTCOME_FETCHED
+        )
 
 
 def _too_large(segment: TrajectorySegment, key: bytes, value: bytes) -> DeadLetter:

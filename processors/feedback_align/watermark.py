@@ -11,7 +11,7 @@ other; ticks (records with a null value, read like any other) move it.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from processors.feedback_align.machine import Advance, Arrival, Input
@@ -107,19 +107,37 @@ class Merger:
             The records, and last an ``Advance`` as far as the clock may go, if it goes any
             further than the last one did.
         """
-        inputs: list[Input] = []
-        while limit is None or len(inputs) < limit:
+        return list(self.inputs(limit))
+
+    def inputs(self, limit: int | None = None, pause_ms: int | None = None) -> Iterator[Input]:
+        """As :meth:`drain`, one by one: who stops at one is handed what follows next time.
+
+        An ``Advance`` at which its taker stops is not done with, and comes again.
+
+        Args:
+            limit: See there.
+            pause_ms: With an ``Advance`` before each record that arrives later than this after
+                the clock; it changes nothing but where its taker can stop.
+        """
+        count = 0
+        while limit is None or count < limit:
             side = self._next()
             if side is None:
                 break
+            clock_ms = side.waiting[0][1] - 1
+            if pause_ms is not None and clock_ms > self.clock_ms + pause_ms:
+                yield from self._advance(clock_ms)
             offset, arrival_ms, record = side.take()
             assert record is not None
-            inputs.append(Arrival(side.topic, self.partition, offset, arrival_ms, record))
+            count += 1
+            yield Arrival(side.topic, self.partition, offset, arrival_ms, record)
         clock_ms = self._reachable_clock()
         if clock_ms > self.clock_ms:
-            self.clock_ms = clock_ms
-            inputs.append(Advance(clock_ms))
-        return inputs
+            yield from self._advance(clock_ms)
+
+    def _advance(self, clock_ms: int) -> Iterator[Advance]:
+        yield Advance(clock_ms)
+        self.clock_ms = clock_ms
 
     def _next(self) -> _Side | None:
         """The topic whose next record can be applied now."""

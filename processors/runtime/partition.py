@@ -240,7 +240,7 @@ class PartitionRunner:
         So it is when the processor could go on with one, a topic it waits for has been
         silent for the interval, and no tick is on its way.
         """
-        if not self.ready or self._held or self._inbox or self._tick_on_its_way():
+        if not self.ready or self._held or self._more or self._inbox or self._tick_on_its_way():
             return False
         if not self.processor.needs_tick(now_ms):
             return False

@@ -6,9 +6,18 @@ import pytest
 
 from processors.runtime.records import Outcome
 from streams.contracts import TICK_HEADER, DeadLetter, DeadLetterReason, Role, TrajectorySegment
+from streams.kafka.clients import partition_for
+from streams.metrics import ProcessorMetrics
 from streams.settings import AlignSettings
 from streams.topics import DEAD_LETTERS, FEEDBACK, SEGMENTS, TURNS
-from tests.unit.processors.runtime.test_align_agent import CODEC, Log, thumb, turn
+from tests.unit.processors.runtime.test_align_agent import (
+    CODEC,
+    PARTITIONS,
+    Log,
+    new_processor,
+    thumb,
+    turn,
+)
 
 DEFAULTS = AlignSettings()
 TURNS_PUT = 12
@@ -90,3 +99,80 @@ def test_what_was_forgotten_and_comes_again_is_kept_again() -> None:
     outcome = log.tick(later_ms + 1)
     assert any(value is not None for value in outcome.changes.values())
     assert log.processor.status().open_sessions == 1
+
+
+def many_due(sessions: int) -> Log:
+    """So many sessions of one turn each, and then nothing for a long time."""
+    log = Log()
+    for number in range(sessions):
+        at_ms = 1_000 + number
+        log.put(TURNS, at_ms, turn(at_ms, Role.USER, home(number)))
+    return log
+
+
+def home(number: int) -> str:
+    names = (f"{number}-{tail}" for tail in range(999))
+    return next(name for name in names if partition_for(name.encode(), PARTITIONS) == 0)
+
+
+def segments_of(outcome: Outcome) -> list[str]:
+    decoded = (CODEC.decode(output.value, TrajectorySegment) for output in outcome.outputs)
+    return [segment.session_id for segment in decoded]
+
+
+def test_what_is_due_at_once_after_a_pause_is_put_out_in_portions() -> None:
+    log = many_due(12)
+    for topic in (TURNS, FEEDBACK):
+        log.put(topic, 10_000_000, None, ((TICK_HEADER, b""),))
+    outcomes = drain_dry(log, 5)
+    assert [(o.records, len(o.outputs)) for o in outcomes] == [
+        (5, 0),
+        (5, 0),
+        (2, 5),
+        (0, 5),
+        (0, 2),
+    ]
+    names = [name for outcome in outcomes for name in segments_of(outcome)]
+    assert names == list(map(home, range(12)))
+    assert log.processor.status().clock_ms == 10_000_000 - 1
+
+
+@pytest.mark.parametrize(
+    ("limit", "expected"),
+    [
+        (4, [(4, 0), (4, 0), (4, 4), (0, 4), (0, 4), (1, 0)]),
+        (8, [(8, 0), (4, 8), (1, 4)]),
+        (12, [(12, 12), (1, 0)]),
+        (20, [(13, 12)]),
+    ],
+)
+def test_a_record_after_a_pause_waits_for_what_is_due_before_it(
+    limit: int, expected: list[tuple[int, int]]
+) -> None:
+    log = many_due(12)
+    log.put(TURNS, 10_000_000, turn(10_000_000, Role.USER))
+    log.put(FEEDBACK, 10_000_000, None, ((TICK_HEADER, b""),))
+    outcomes = drain_dry(log, limit)
+    assert [(o.records, len(o.outputs)) for o in outcomes if o.records or o.outputs] == expected
+    assert [o.applied[TURNS] for o in outcomes][-1] == 12
+    assert log.processor.buffered(TURNS) == 0
+
+
+def test_a_restart_between_portions_goes_on_with_what_is_due() -> None:
+    log = many_due(12)
+    for topic in (TURNS, FEEDBACK):
+        log.put(topic, 10_000_000, None, ((TICK_HEADER, b""),))
+    kept: dict[bytes, bytes] = {}
+    names: list[str] = []
+    more = True
+    while more:
+        outcome = log.processor.drain(5)
+        names.extend(segments_of(outcome))
+        more = outcome.more
+        kept.update({k: v for k, v in outcome.changes.items() if v is not None})
+        log.processor = new_processor(ProcessorMetrics("feedback_align"), log)
+        log.processor.restore(kept.items(), outcome.meta)
+        for (topic, offset), item in log.records.items():
+            if offset > outcome.applied.get(topic, -1):
+                log.processor.feed(topic, [item])
+    assert names == list(map(home, range(12)))
