@@ -28,6 +28,7 @@ from processors.bench.cluster import (
     bench_broker,
     bench_dir,
     produce,
+    run_folder,
     settings_over,
     write_config,
 )
@@ -220,23 +221,19 @@ def _run_on(
     on_step: OnStep,
 ) -> tuple[Report, Profiles | None]:
     names = Names.fresh("align")
-    folder = bench_dir(settings) / names.prefix
-    folder.mkdir()
-    topics = Topics(settings.kafka, bootstrap, plan.partitions)
-    try:
+    with run_folder(settings, names.prefix) as folder:
         own = settings_over(settings, bootstrap, folder)
         write_config(own, folder / "config.yaml")
-        bench, log = _prepare(own, plan, bootstrap, names, topics, folder, on_step)
-        measures: dict[str, Callable[[], Mapping[str, float]]] = {
-            subject: partial(bench.measure, subject) for subject in plan.subjects
-        }
-        measured = measure_in_turn(measures, plan.repetitions, on_step)
-        result = _report(machine, measured), _profile(bench, log, on_step)
-    finally:
-        topics.delete_all()
-    # After a failure it stays: it holds the log of the process that failed.
-    shutil.rmtree(folder)
-    return result
+        topics = Topics(own.kafka, bootstrap, plan.partitions)
+        try:
+            bench, log = _prepare(own, plan, bootstrap, names, topics, folder, on_step)
+            measures: dict[str, Callable[[], Mapping[str, float]]] = {
+                subject: partial(bench.measure, subject) for subject in plan.subjects
+            }
+            measured = measure_in_turn(measures, plan.repetitions, on_step)
+            return _report(machine, measured), _profile(bench, log, on_step)
+        finally:
+            topics.delete_all()
 
 
 def _prepare(

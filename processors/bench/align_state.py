@@ -32,7 +32,7 @@ from processors.bench.cluster import (
     OnStep,
     Topics,
     bench_broker,
-    bench_dir,
+    run_folder,
     settings_over,
     topic_bytes_on_disk,
     write_config,
@@ -329,29 +329,31 @@ def _repetition(
     settings: Settings, plan: StatePlan, bootstrap: str, on_step: OnStep
 ) -> Mapping[str, float]:
     names = Names.fresh("state")
-    folder = bench_dir(settings) / names.prefix
-    folder.mkdir()
-    own = settings_over(settings, bootstrap, folder, align=_rules(plan))
-    topics = Topics(own.kafka, bootstrap, plan.partitions)
-    rig = Rig(names, folder, own.kafka, bootstrap, topics, plan.partitions)
-    try:
-        rig.make_topics(inputs=REPLAYED)
-        # All turns of open sessions come within a part of the gap.
-        rate = plan.sessions * plan.turns * 1.5 / (SPAN_SHARE * own.align.gap_ms / 1000)
-        shape = Shape(plan.turns, plan.content_bytes)
-        log = SimpleLog(shape, plan.partitions, build_codec(), BEGIN_MS, max(1_000.0, rate))
-        writer = LogWriter(rig.sides, own.kafka, bootstrap)
-        with Outputs(own.kafka, bootstrap, rig.segments, plan.partitions, keep=False) as outputs:
-            scene = _Scene(plan, settings, own, rig, log, writer, outputs, on_step)
-            figures = scene.measure()
-    finally:
-        topics.delete_all()
-    # After a failure it stays: it holds the logs of the workers.
-    if max(figures["restart_s"], figures["restart_named_s"]) > GOAL_S:
-        on_step(f"a restart took long; the workers' logs stay in {folder}")
-    else:
-        shutil.rmtree(folder)
-    return figures
+    with run_folder(settings, names.prefix) as folder:
+        own = settings_over(settings, bootstrap, folder, align=_rules(plan))
+        topics = Topics(own.kafka, bootstrap, plan.partitions)
+        rig = Rig(names, folder, own.kafka, bootstrap, topics, plan.partitions)
+        try:
+            rig.make_topics(inputs=REPLAYED)
+            figures = _measure_on(settings, own, plan, rig, on_step)
+        finally:
+            topics.delete_all()
+        if max(figures["restart_s"], figures["restart_named_s"]) > GOAL_S:
+            kept = shutil.copytree(folder, folder.with_name(f"{folder.name}-slow"))
+            on_step(f"a restart took long; the workers' logs are in {kept}")
+        return figures
+
+
+def _measure_on(
+    settings: Settings, own: Settings, plan: StatePlan, rig: Rig, on_step: OnStep
+) -> dict[str, float]:
+    # All turns of open sessions come within a part of the gap.
+    rate = plan.sessions * plan.turns * 1.5 / (SPAN_SHARE * own.align.gap_ms / 1000)
+    shape = Shape(plan.turns, plan.content_bytes)
+    log = SimpleLog(shape, plan.partitions, build_codec(), BEGIN_MS, max(1_000.0, rate))
+    writer = LogWriter(rig.sides, own.kafka, rig.bootstrap)
+    with Outputs(own.kafka, rig.bootstrap, rig.segments, plan.partitions, keep=False) as outputs:
+        return _Scene(plan, settings, own, rig, log, writer, outputs, on_step).measure()
 
 
 __all__ = ["StatePlan", "run"]

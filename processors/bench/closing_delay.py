@@ -8,12 +8,10 @@ had it, by the clock of this machine: with a broker elsewhere the clocks must ag
 
 from __future__ import annotations
 
-import shutil
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -24,7 +22,7 @@ from processors.bench.cluster import (
     OnStep,
     Topics,
     bench_broker,
-    bench_dir,
+    run_folder,
     settings_over,
     write_config,
 )
@@ -233,22 +231,17 @@ def run(settings: Settings, plan: DelayPlan, on_step: OnStep) -> Report:
 def _run_on(
     settings: Settings, plan: DelayPlan, bootstrap: str, on_step: OnStep
 ) -> Mapping[str, Mapping[str, Sequence[float]]]:
-    folder = bench_dir(settings) / Names.fresh("delay").prefix
-    folder.mkdir()
-    rules = {"settle_ms": plan.settle_ms, "gap_ms": plan.gap_ms}
-    own = settings_over(settings, bootstrap, folder, align=rules)
-    write_config(own, folder / "config.yaml")
-    topics = Topics(own.kafka, bootstrap, plan.partitions)
-    bench = _Bench(plan, own, bootstrap, topics, folder)
-    total_s = plan.seconds + plan.warm_up_s
-    on_step(f"{plan.turns_per_s:g} turns a second for {total_s:g} s")
-    try:
-        measured = measure_in_turn({"ours": partial(bench.measure)}, plan.repetitions, on_step)
-    finally:
-        topics.delete_all()
-    # After a failure it stays: it holds the log of the process that failed.
-    shutil.rmtree(folder)
-    return measured
+    with run_folder(settings, Names.fresh("delay").prefix) as folder:
+        rules = {"settle_ms": plan.settle_ms, "gap_ms": plan.gap_ms}
+        own = settings_over(settings, bootstrap, folder, align=rules)
+        write_config(own, folder / "config.yaml")
+        topics = Topics(own.kafka, bootstrap, plan.partitions)
+        bench = _Bench(plan, own, bootstrap, topics, folder)
+        on_step(f"{plan.turns_per_s:g} turns a second for {plan.seconds + plan.warm_up_s:g} s")
+        try:
+            return measure_in_turn({"ours": bench.measure}, plan.repetitions, on_step)
+        finally:
+            topics.delete_all()
 
 
 __all__ = ["DelayPlan", "run"]

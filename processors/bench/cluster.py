@@ -91,6 +91,21 @@ def bench_dir(settings: Settings) -> Path:
     return folder
 
 
+@contextlib.contextmanager
+def run_folder(settings: Settings, name: str) -> Iterator[Path]:
+    """A folder for one run. It stays after an error: it holds the logs of what failed."""
+    folder = bench_dir(settings) / name
+    folder.mkdir()
+    try:
+        yield folder
+    except Exception:
+        raise
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    shutil.rmtree(folder)
+
+
 def settings_over(
     settings: Settings, bootstrap_servers: str, folder: Path, **sections: Mapping[str, Any]
 ) -> Settings:
@@ -266,6 +281,7 @@ __all__ = [
     "bench_broker",
     "bench_dir",
     "produce",
+    "run_folder",
     "settings_over",
     "topic_bytes_on_disk",
     "write_config",

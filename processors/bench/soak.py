@@ -8,7 +8,6 @@ noted. Flat is what grows by no more than a given share over the second half of 
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from processors.bench.cluster import (
     OnStep,
     Topics,
     bench_broker,
-    bench_dir,
+    run_folder,
     settings_over,
     topic_bytes_on_disk,
     write_config,
@@ -122,26 +121,22 @@ def _soak(
     settings: Settings, plan: SoakPlan, bootstrap: str, on_step: OnStep
 ) -> dict[str, list[float]]:
     names = Names.fresh("soak")
-    folder = bench_dir(settings) / names.prefix
-    folder.mkdir()
-    config = folder / "config.yaml"
-    own = settings_over(settings, bootstrap, folder, align=RULES)
-    write_config(own, config)
-    topics = Topics(own.kafka, bootstrap, plan.partitions)
-    rig = Rig(names, folder, own.kafka, bootstrap, topics, plan.partitions)
-    try:
-        rig.make_topics(inputs=_INPUTS, segments=_SEGMENTS)
-        with (
-            rig.start("worker", config, replay=True) as worker,
-            Outputs(own.kafka, bootstrap, rig.segments, plan.partitions, keep=False) as outputs,
-        ):
-            worker.wait_event(READY, READY_S)
-            samples = _run(settings, plan, rig, worker, outputs, on_step)
-    finally:
-        topics.delete_all()
-    # After a failure it stays: it holds the log of the worker.
-    shutil.rmtree(folder)
-    return samples
+    with run_folder(settings, names.prefix) as folder:
+        config = folder / "config.yaml"
+        own = settings_over(settings, bootstrap, folder, align=RULES)
+        write_config(own, config)
+        topics = Topics(own.kafka, bootstrap, plan.partitions)
+        rig = Rig(names, folder, own.kafka, bootstrap, topics, plan.partitions)
+        try:
+            rig.make_topics(inputs=_INPUTS, segments=_SEGMENTS)
+            with (
+                rig.start("worker", config, replay=True) as worker,
+                Outputs(own.kafka, bootstrap, rig.segments, plan.partitions, keep=False) as outputs,
+            ):
+                worker.wait_event(READY, READY_S)
+                return _run(settings, plan, rig, worker, outputs, on_step)
+        finally:
+            topics.delete_all()
 
 
 def _run(

@@ -7,7 +7,7 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from processors.bench.cluster import Names, settings_over, write_config
+from processors.bench.cluster import Names, run_folder, settings_over, write_config
 from streams.errors import SettingsError
 from streams.settings import KafkaSettings, Settings, load_settings
 
@@ -43,3 +43,16 @@ def test_names_are_unlike_any_others() -> None:
     names = {Names.fresh("align").of("turns") for _ in range(100)}
     assert len(names) == 100
     assert all(name.startswith("bench-align-") for name in names)
+
+
+def test_a_run_leaves_nothing_but_after_an_error(tmp_path: Path) -> None:
+    users = Settings(data_dir=tmp_path)
+    with run_folder(users, "done") as folder:
+        (folder / "log").write_text("all is well")
+    assert not folder.exists()
+    with pytest.raises(KeyboardInterrupt), run_folder(users, "interrupted") as folder:
+        raise KeyboardInterrupt
+    assert not folder.exists()
+    with pytest.raises(SettingsError), run_folder(users, "failed") as folder:
+        raise SettingsError("wrong")
+    assert folder.exists()
