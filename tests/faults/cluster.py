@@ -96,7 +96,7 @@ def below_min_isr(scene: Scene) -> None:
         scene.wait_for_outputs(40)
         scene.stage.kill(scene.stage.leader(scene.topics.segments, 0))
         time.sleep(scene.sizes.outage_s)
-        mark = scene.mark()
+        mark = scene.mark(silent=True)
         scene.stage.bring_back()
         scene.recovered(mark)
     scene.notes.append(f"unwritable for {scene.sizes.outage_s:.0f} s")
