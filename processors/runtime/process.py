@@ -150,6 +150,8 @@ def _execute(worker: BatchWorker) -> int:
     except SystemExit as stop:
         # Everything is closed; searching a large state for cycles would only delay the exit.
         gc.freeze()
+        # The interpreter waits for threads, too: while one is left the limit counts.
+        worker.end()
         process.ended()
         return stop.code if isinstance(stop.code, int) else 1
     return 0

@@ -209,6 +209,10 @@ class BatchWorker:
         closing = asyncio.gather(*(runner.close() for runner in self._runners.values()))
         await _within_grace(closing, "closing the partitions")
 
+    def end(self) -> None:
+        """Let the processors' thread end what it is at; begin nothing more. Blocks."""
+        self._processors.shutdown(cancel_futures=True)
+
     async def crash(self, error: BaseException) -> None:
         """End this worker; its successor goes on from the last transaction."""
         if isinstance(error, ClawstreamError):
