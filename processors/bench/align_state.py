@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from confluent_kafka import KafkaError, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]
     AlterConfigOpType,
     ConfigEntry,
@@ -38,14 +37,14 @@ from processors.bench.cluster import (
     write_config,
 )
 from processors.bench.log import LogRecord
-from processors.bench.process import BenchError, Outputs, Subject
+from processors.bench.process import Outputs, Subject
 from processors.bench.rig import Rig
 from processors.bench.simple_log import Shape, SimpleLog
 from streams.bench.machine import describe_machine
 from streams.bench.report import Goal, Report
 from streams.bench.turns import measure_in_turn
 from streams.errors import SettingsError
-from streams.kafka.clients import make_admin, make_consumer
+from streams.kafka.clients import make_admin
 from streams.process import READY
 from streams.serde import build_codec
 from streams.settings import AlignSettings, Settings
@@ -186,7 +185,7 @@ class _Scene:
         """All bytes in the changelog, those of the latest values, and how many there are."""
         written = 0
         latest: dict[bytes, int] = {}
-        for key, size in _records(self.rig):
+        for key, size in self.rig.changelog_records():
             written += len(key) + max(0, size)
             if size < 0:
                 latest.pop(key, None)
@@ -245,31 +244,6 @@ class _Scene:
             self.expected += self.plan.partitions
             self.outputs.wait_for(self.expected, worker, READY_S)
         return (visible_ns - began_ns) / 1e9
-
-
-def _records(rig: Rig) -> Iterator[tuple[bytes, int]]:
-    """Key and size of each changelog record; -1 for one that has no value."""
-    consumer = make_consumer(
-        rig.kafka,
-        rig.bootstrap,
-        group=f"{rig.changelog}-reader",
-        overrides={"enable.partition.eof": True},
-    )
-    try:
-        left = set(range(rig.partitions))
-        consumer.assign([TopicPartition(rig.changelog, p, 0) for p in left])
-        while left:
-            for message in consumer.consume(5_000, 1.0):
-                error = message.error()
-                if error is None:
-                    value = message.value()
-                    yield message.key() or b"", -1 if value is None else len(value)
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    left.discard(message.partition())
-                else:
-                    raise BenchError(f"the changelog cannot be read: {error}")
-    finally:
-        consumer.close()
 
 
 def _hurry_compaction(rig: Rig) -> None:

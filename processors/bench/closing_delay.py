@@ -157,10 +157,12 @@ class _Bench:
         # What was due at the very end is on its way, the slowest of it too.
         time.sleep(plan.tail_s)
         from_ms = begun["begin_ms"] + plan.warm_up_s * 1000
+        written = sum(len(key) + max(0, size) for key, size in rig.changelog_records())
         return {
             **_delays(reader.seen, from_ms, done["end_ms"]),
             "turns_per_s": begun["steady_turns"] / plan.seconds,
             "worker_cpu_share": cpu_s / plan.seconds,
+            "state_bytes_per_input_byte": written / begun["bytes"],
         }
 
     def _load(self, rig: Rig) -> Subject:

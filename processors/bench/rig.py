@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import KafkaError, TopicPartition
+
 from processors.bench.cluster import Names, Topics
 from processors.bench.log import Side
-from processors.bench.process import Subject
+from processors.bench.process import BenchError, Subject
 from processors.bench.subjects.job import Job, write_job
+from streams.kafka.clients import make_consumer
 from streams.settings import KafkaSettings
 from streams.topics import ALIGN_STATE, DEAD_LETTERS, FEEDBACK, SEGMENTS, TURNS
 
@@ -90,6 +93,34 @@ class Rig:
         )
         write_job(job, folder / "job.json")
         return Subject("processors.bench.subjects.ours", [str(folder / "job.json")], folder)
+
+    def changelog_records(self) -> Iterator[tuple[bytes, int]]:
+        """Key and size of each record of the changelog; -1 for one that has no value.
+
+        Raises:
+            BenchError: It cannot be read.
+        """
+        consumer = make_consumer(
+            self.kafka,
+            self.bootstrap,
+            group=f"{self.changelog}-reader",
+            overrides={"enable.partition.eof": True},
+        )
+        try:
+            left = set(range(self.partitions))
+            consumer.assign([TopicPartition(self.changelog, p, 0) for p in left])
+            while left:
+                for message in consumer.consume(5_000, 1.0):
+                    error = message.error()
+                    if error is None:
+                        value = message.value()
+                        yield message.key() or b"", -1 if value is None else len(value)
+                    elif error.code() == KafkaError._PARTITION_EOF:
+                        left.discard(message.partition())
+                    else:
+                        raise BenchError(f"the changelog cannot be read: {error}")
+        finally:
+            consumer.close()
 
 
 __all__ = ["Rig"]

@@ -75,6 +75,7 @@ def test_delays_are_those_of_the_segments_due_in_time(kafka_bootstrap: str, tmp_
     )
     # The clocks of broker and reader are one.
     assert found["appended_ms_p50"][0] <= found["visible_ms_p50"][0]
+    assert found["state_bytes_per_input_byte"][0] > 0
     assert [goal.name for goal in report.goals] == ["ours visible_ms_p99"]
 
 

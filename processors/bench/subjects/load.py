@@ -92,7 +92,8 @@ def main(job: LoadJob) -> int:
     due = [_due(job, event, begin_ms, codec) for event in events]
     steady_ms = begin_ms + 1000 * job.warm_up_s
     steady = sum(1 for item in due if item.topic == job.turns and item.at_ms >= steady_ms)
-    _say(BEGUN, begin_ms=begin_ms, steady_turns=steady)
+    size = sum(len(item.key) + len(item.value) for item in due)
+    _say(BEGUN, begin_ms=begin_ms, steady_turns=steady, bytes=size)
     late_ms = _send(producer, due)
     _say(DONE, end_ms=_now_ms(), late_ms=late_ms, unsent=producer.flush(_FLUSH_S))
     return 0
