@@ -21,6 +21,7 @@ from learner.publish import KL_METRIC, BaseIdentity, FinishedUpdate
 from learner.warmstart import WarmStarted, WarmStartHooks
 from learner.window import Candidate
 from streams.contracts import (
+    TICK_HEADER,
     ClosedBy,
     GateDecision,
     ModelVersion,
@@ -268,7 +269,7 @@ class _Message:
     def value(self) -> bytes | None:
         return self._value
 
-    def headers(self) -> None:
+    def headers(self) -> list[tuple[str, bytes]] | None:
         return None
 
     def timestamp(self) -> tuple[int, int]:
@@ -280,10 +281,34 @@ class _EndOfPartition(_Message):
         return KafkaError(KafkaError._PARTITION_EOF)
 
 
+class Ticking(_Message):
+    """A record of the aligner's clock, without a value."""
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return [("other", b""), (TICK_HEADER, b"")]
+
+
+class Failing(_Message):
+    """News of an error, at no offset; ``code`` decides which."""
+
+    code = KafkaError._ALL_BROKERS_DOWN
+    retriable = False
+
+    def error(self) -> Any:
+        return KafkaError(self.code, retriable=self.retriable)
+
+    def offset(self) -> int:
+        return -1_001
+
+
+Entry = bytes | None | type[_Message]
+"""What a log in memory holds: a value, or a message of another kind."""
+
+
 class FakeConsumer:
     """Reads a list as a topic of one partition, whose records below ``low`` are gone."""
 
-    def __init__(self, log: list[bytes | None], topic: str, *, low: int = 0) -> None:
+    def __init__(self, log: Sequence[Entry], topic: str, *, low: int = 0) -> None:
         self._log = log
         self._topic = topic
         self._low = low
@@ -311,7 +336,10 @@ class FakeConsumer:
             return []
         values = self._log[self._next : self._next + count]
         found = [
-            _Message(self._topic, self._next + index, value) for index, value in enumerate(values)
+            value(self._topic, self._next + index, None)
+            if isinstance(value, type)
+            else _Message(self._topic, self._next + index, value)
+            for index, value in enumerate(values)
         ]
         self._next += len(found)
         if not found and self._end_told != self._next:

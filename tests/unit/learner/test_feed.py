@@ -17,7 +17,16 @@ from streams.contracts import DeadLetter, SourceRef
 from streams.errors import BrokerError, LearnerError, OversizedError, SchemaError
 from streams.registry import Checkpoint
 from streams.serde import build_codec
-from tests.unit.learner.fakes import FakeConsumer, FakeWriter, at, encoded, scored
+from tests.unit.learner.fakes import (
+    Entry,
+    Failing,
+    FakeConsumer,
+    FakeWriter,
+    Ticking,
+    at,
+    encoded,
+    scored,
+)
 
 DEADLINE_S = 20.0
 
@@ -26,7 +35,7 @@ DEADLINE_S = 20.0
 class Bench:
     """A feed over a log in memory."""
 
-    log: list[bytes | None] = field(default_factory=list)
+    log: list[Entry] = field(default_factory=list)
     writer: Any = field(default_factory=FakeWriter)
     stopping: threading.Event = field(default_factory=threading.Event)
     codec: Any = field(default_factory=build_codec)
@@ -155,6 +164,54 @@ def test_records_of_other_policies_move_the_position_and_nothing_else(bench: Ben
     assert sealed.snapshot.refs == (at(0),)
     assert sealed.snapshot.candidates[0].scored.segment.revision == 0
     assert bench.writer.records == []
+
+
+def test_a_tick_is_read_past(bench: Bench) -> None:
+    bench.log.extend([Ticking, encoded(scored("a")), Ticking])
+    bench.start()
+    feed = bench.wait(lambda feed: feed.seal().positions == (at(3),))
+    assert dict(feed.status().arrivals) == {"added": 1, "dead_letter": 0}
+    assert bench.writer.records == []
+
+
+class Retriable(Failing):
+    """One that goes away by itself."""
+
+    code = KafkaError._TRANSPORT
+    retriable = True
+
+
+def test_an_error_that_mends_itself_is_waited_out(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.log.extend([encoded(scored("a")), encoded(scored("b"))])
+    consuming = FakeConsumer.consume
+
+    def stumble(consumer: FakeConsumer, count: int, timeout: float) -> Any:
+        found = consuming(consumer, count, timeout)
+        return [Retriable("scored", -1, None), *found]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeConsumer, "consume", stumble)
+        # While the window is restored as well as afterwards.
+        bench.start(checkpoint(1, [0]))
+        feed = bench.wait(arrived(1))
+        assert held(feed) == [(0, "a"), (1, "b")]
+    assert "reading scored" in caplog.text
+
+
+@pytest.mark.parametrize("restoring", [True, False])
+def test_an_error_that_does_not_mend_ends_the_feed(restoring: bool, bench: Bench) -> None:
+    bench.log.append(encoded(scored("a")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FakeConsumer, "consume", lambda *_: [Failing("scored", -1, None)])
+        if restoring:
+            with pytest.raises(BrokerError, match="cannot read scored"):
+                bench.start(checkpoint(1, [0]))
+            return
+        bench.start()
+        with pytest.raises(BrokerError, match="cannot read scored"):
+            bench.wait(lambda feed: feed.status().segments > 9)
 
 
 def test_a_dead_letter_is_not_written_again_after_a_restart(bench: Bench) -> None:

@@ -22,6 +22,7 @@ from streams.serde import build_codec
 from streams.settings import KafkaSettings, LearnerSettings, Settings
 from tests.unit.learner.fakes import (
     BASE,
+    Entry,
     FakeConsumer,
     FakeTrainer,
     FakeWriter,
@@ -47,7 +48,7 @@ class Bench:
     """A learner over a log in memory, that can be run, stopped and run again."""
 
     def __init__(self, folder: Path) -> None:
-        self.log: list[bytes | None] = []
+        self.log: list[Entry] = []
         self.registry = Registry.open(f"sqlite:///{folder}/registry.db")
         self.artifacts = ArtifactStore.open(str(folder / "artifacts"))
         self.writer = FakeWriter()

@@ -246,6 +246,37 @@ def test_a_segment_that_is_no_longer_trainable_leaves_and_stays_away() -> None:
     assert held.new_segments == 0
 
 
+def test_what_becomes_trainable_is_no_mark_any_more() -> None:
+    held = window()
+    held.add(at(0), scored("a", trainable=False))
+    assert held.seal().refs == (at(0),)
+    assert held.add(at(1), scored("a", revision=1)) is Arrival.ADDED
+    assert held.seal().refs == (at(1),)
+
+
+def test_the_oldest_go_first_beyond_the_caps() -> None:
+    held = window()
+    for number in range(MAX_SEGMENTS + 1):
+        held.add(at(number), scored(f"s{number}"))
+    assert held.segment_ids() == tuple(f"s{number}" for number in range(1, MAX_SEGMENTS + 1))
+    for number in range(10, 10 + MAX_SEGMENTS + 1):
+        held.add(at(number), scored(f"m{number}", trainable=False))
+    # Marks have a cap of their own: the oldest is forgotten, and could come again.
+    assert [ref.offset for ref in held.seal().refs] == [1, 2, 3, 4, 11, 12, 13, 14]
+    assert held.add(at(20), scored("m11")) is Arrival.STALE
+    assert held.add(at(21), scored("m10")) is Arrival.ADDED
+
+
+def test_the_cap_of_tokens_is_inclusive() -> None:
+    held = window()
+    held.add(at(0), scored("a", tokens=MAX_TOKENS - 10))
+    held.add(at(1), scored("b", tokens=10))
+    assert held.segment_ids() == ("a", "b")
+    held.add(at(2), scored("c", tokens=1))
+    assert held.segment_ids() == ("b", "c")
+    assert held.tokens == 11
+
+
 def test_the_newest_stays_however_large() -> None:
     held = window()
     held.add(at(0), scored("a"))
@@ -276,9 +307,13 @@ def test_a_stale_segment_is_not_sampled_until_its_version_is_near_again() -> Non
     for offset, version in enumerate([0, 1, None]):
         held.add(at(offset), scored(f"s{offset}", policy_version=version))
     held.require_version(1)
-    assert [c.ref for c in held.seal().candidates] == [at(1), at(2)]
+    snapshot = held.seal()
+    assert [c.ref for c in snapshot.candidates] == [at(1), at(2)]
+    assert snapshot.stale_share == pytest.approx(1 / 3)
     held.require_version(0)
-    assert len(held.seal().candidates) == 3
+    snapshot = held.seal()
+    assert (len(snapshot.candidates), snapshot.stale_share) == (3, 0.0)
+    assert window().seal().stale_share == 0.0
 
 
 def test_uses_follow_a_revision() -> None:
