@@ -221,6 +221,35 @@ def test_a_dead_letter_is_not_written_again_after_a_restart(bench: Bench) -> Non
     assert bench.writer.records == []
 
 
+def test_nothing_is_lost_where_retention_ends_at_the_checkpoint(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.log.extend(encoded(scored(name)) for name in "abc")
+    assert bench.start(checkpoint(2, []), low=2) == (at(2),)
+    bench.wait(arrived(1))
+    assert "lost to retention" not in caplog.text
+
+
+def test_a_record_of_a_partition_that_is_not_there_is_not_waited_for(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.log.extend(encoded(scored(name)) for name in "ab")
+    saved = replace(checkpoint(1, []), window=(at(0), at(0, partition=1)))
+    bench.start(saved)
+    feed = bench.wait(arrived(1))
+    assert held(feed) == [(0, "a"), (1, "b")]
+    assert "without 1 segments" in caplog.text
+
+
+def test_versions_that_are_too_far_behind_are_not_sampled(bench: Bench) -> None:
+    bench.log.extend(encoded(scored(f"s{n}", policy_version=n)) for n in range(3))
+    bench.start()
+    feed = bench.wait(arrived(3))
+    feed.require_version(2)
+    assert feed.status().available_segments == 1
+    assert held(feed) == [(2, "s2")]
+
+
 def test_a_topic_that_ends_before_the_checkpoint_is_another_one(bench: Bench) -> None:
     bench.log.extend(encoded(scored(name)) for name in "ab")
     with pytest.raises(LearnerError, match=r"ends at offset 2, but the registry says .* up to 3"):
