@@ -12,7 +12,7 @@ from types import FrameType
 
 from tests.faults.play import Row, play
 from tests.faults.registry import Case, all_cases, find_cases
-from tests.faults.report import as_line, as_table, write_json
+from tests.faults.report import as_line, as_markdown, as_table, write_json
 from tests.faults.scene import Kafka
 from tests.faults.sizes import FULL, SHORT, Sizes
 from tests.faults.stage import Stage
@@ -34,7 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="clawstream-faults-") as scratch:
         folder = options.keep or Path(scratch)
         rows = _play_all(cases, folder, _sizes(options))
-    sys.stdout.write(as_table(rows))
+    sys.stdout.write(as_markdown(rows) if options.markdown else as_table(rows))
     if options.json is not None:
         write_json(rows, options.json, _sizes(options))
     return 0 if all(row.passed for row in rows) else 1
@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", action="append", default=[], help="a case's name or number")
     parser.add_argument("--json", type=Path, help="write the results here, too")
     parser.add_argument("--list", action="store_true", help="list the cases")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--short", action="store_true", help="fewer kills, shorter outages")
     parser.add_argument("--kills", type=int, help="SIGKILLs in the middle of a batch")
     parser.add_argument("--outage-s", type=float, help="how long a topic cannot be written")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import traceback
 import uuid
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,6 +92,11 @@ def _reason(error: Exception) -> str:
     return "failed: " + "".join(traceback.format_exception(error)[-3:])
 
 
+def _counted(notes: Sequence[str]) -> list[str]:
+    counts = Counter(notes)
+    return [note if count == 1 else f"{note} ({count} times)" for note, count in counts.items()]
+
+
 def _row(case: Case, scene: Scene, verdict: Verdict | None, seconds: float) -> Row:
     found = verdict or Verdict(scene.sent_so_far(), 0, 0, 0, 0, 0, 0)
     times = sorted(scene.recoveries)
@@ -111,5 +117,5 @@ def _row(case: Case, scene: Scene, verdict: Verdict | None, seconds: float) -> R
         median_recovery_s=round(times[len(times) // 2], 1) if times else None,
         seconds=round(seconds, 1),
         passed=verdict is not None and right and found.revisions > 0,
-        notes=(*scene.notes, *([found.example] if found.example else [])),
+        notes=(*_counted(scene.notes), *([found.example] if found.example else [])),
     )

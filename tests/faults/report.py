@@ -32,6 +32,16 @@ def as_table(rows: Sequence[Row]) -> str:
     return "\n".join(["", *lines, ""])
 
 
+def as_markdown(rows: Sequence[Row]) -> str:
+    """The same as ``docs/operations.md`` has it."""
+    head = ("", "case", "what was done", "events", "lost", "ids twice", "recovery s", "passed")
+    lines = [head, ("--:", "---", "---", "--:", "--:", "--:", "--:", "---")]
+    for row in rows:
+        _, events, lost, duplicated, recovery, passed = _cells(row)
+        lines.append((row.number, row.case, row.what, events, lost, duplicated, recovery, passed))
+    return "\n".join(["", *(f"| {' | '.join(line)} |" for line in lines), ""])
+
+
 def _cells(row: Row) -> tuple[str, ...]:
     return (
         f"{row.number} {row.case}",

@@ -84,6 +84,7 @@ def corrupt_state(scene: Scene) -> None:
         assert scene.producer.flush(30) == 0
         said = _stopped(scene.start("worker", "one"))
         assert f"{scene.state_topic} partition 1" in said, said[-2000:]
+        assert "the inputs are read from their beginning" in said, said[-2000:]
         _begin_anew(scene)
         mark = scene.mark()
         scene.start("worker", "one")
