@@ -44,7 +44,7 @@ happen only here, by the table below.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from heapq import heapify, heappop, heappush
@@ -84,6 +84,9 @@ from streams.contracts import (
 )
 from streams.errors import StateError, TransitionError
 from streams.settings import AlignSettings
+
+_FEW = 100
+"""Void entries of an index that are never worth making it anew for."""
 
 
 class Trigger(StrEnum):
@@ -359,7 +362,27 @@ def take_changes(state: PartitionState) -> dict[EntryKey, bytes | None]:
     while len(sessions) > state.hot_sessions:
         key = next(iter(sessions))
         state.packed[key] = codec.pack_session(sessions.pop(key))
+    _trim(state)
     return changes
+
+
+def _trim(state: PartitionState) -> None:
+    """Make the indexes anew where most of what is in them is void."""
+    if len(state.due) > 2 * (len(state.sessions) + len(state.packed)) + _FEW:
+        state.due = [
+            (at, key) for key, item in _all(state) if (at := item.scheduled_ms) is not None
+        ]
+        heapify(state.due)
+    if len(state.opened) > 2 * state.open_sessions + _FEW:
+        state.opened = [
+            (since, key) for key, item in _all(state) if (since := item.open_since_ms) is not None
+        ]
+        heapify(state.opened)
+
+
+def _all(state: PartitionState) -> Iterator[tuple[SessionKey, Session | Packed]]:
+    yield from state.sessions.items()
+    yield from state.packed.items()
 
 
 def _count(state: PartitionState, session: Session | Packed, sign: int) -> None:

@@ -10,13 +10,22 @@ from processors.feedback_align.machine import (
     Trigger,
     new_state,
     next_due_ms,
+    oldest_open,
     render_diagram,
     step,
     take_changes,
 )
 from processors.feedback_align.model import HEAD, Life
 from streams.errors import TransitionError
-from tests.unit.processors.feedback_align.logs import SETTINGS, Log, at
+from tests.unit.processors.feedback_align.logs import (
+    MINUTE,
+    SECOND,
+    SETTINGS,
+    START,
+    Log,
+    at,
+    make_turn,
+)
 
 
 def test_every_life_is_reached_and_only_ends_have_no_way_out() -> None:
@@ -144,3 +153,23 @@ def test_a_session_that_goes_on_for_weeks_stays_small() -> None:
     }
     assert max(sizes) <= 26
     assert len(session.ghosts) + len(session.fading) <= 2
+
+
+def test_the_indexes_hold_about_as_much_as_there_are_sessions() -> None:
+    """Each pause puts its end into them, and each record that ends a pause makes that void."""
+    log = Log()
+    for number in range(1_000):
+        time_ms = START + number * MINUTE
+        log.put(make_turn(f"u{number}", time_ms, session_done=True), time_ms)
+        log.apply(Advance(time_ms + 30 * SECOND))
+        take_changes(log.state)
+    state = log.state
+    assert len(log.segments) == 1_000
+    assert (len(state.due) < 150, len(state.opened) < 150) == (True, True)
+    (kept,) = state.packed.values()
+    assert next_due_ms(state) == kept.due_ms == kept.scheduled_ms
+    time_ms = START + 1_000 * MINUTE
+    log.put(make_turn("u", time_ms), time_ms)
+    take_changes(state)
+    assert oldest_open(state) == (time_ms, log.session.key)
+    assert next_due_ms(state) == log.session.due_ms
