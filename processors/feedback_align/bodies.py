@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from sys import getsizeof
 from typing import Generic, Protocol, TypeVar
 
 from streams.contracts import DialogueTurn, FeedbackEvent
@@ -16,12 +17,15 @@ from streams.errors import StateError
 _RECORD_BYTES = 1_024
 """What a decoded record takes beside its content, about."""
 
+_NUMBER_BYTES = 36
+"""What a number and its place in a tuple take."""
+
 
 class Bodies(Protocol):
     """Gives the content of accepted events."""
 
-    def keep_turn(self, offset: int, record: DialogueTurn, size: int) -> None:
-        """Take the content of a turn just accepted, of about ``size`` bytes."""
+    def keep_turn(self, offset: int, record: DialogueTurn) -> None:
+        """Take the content of a turn just accepted."""
         ...
 
     def keep_feedback(self, offset: int, record: FeedbackEvent) -> None:
@@ -66,7 +70,7 @@ class HeldBodies:
     turns: dict[int, DialogueTurn] = field(default_factory=dict)
     notes: dict[int, FeedbackEvent] = field(default_factory=dict)
 
-    def keep_turn(self, offset: int, record: DialogueTurn, size: int) -> None:
+    def keep_turn(self, offset: int, record: DialogueTurn) -> None:
         self.turns[offset] = record
 
     def keep_feedback(self, offset: int, record: FeedbackEvent) -> None:
@@ -105,8 +109,8 @@ class _Shelf(Generic[T]):
         self._recent: dict[int, tuple[T, int]] = {}
         self._wanted: dict[int, T] = {}
 
-    def keep(self, offset: int, record: T, size: int) -> None:
-        size += _RECORD_BYTES
+    def keep(self, offset: int, record: T) -> None:
+        size = memory_of(record)
         recent = self._recent
         recent[offset] = (record, size)
         self._bytes += size
@@ -137,7 +141,7 @@ class _Shelf(Generic[T]):
 
     def preload(self, offsets: Iterable[int]) -> None:
         for offset, record in self._fetch(sorted(offsets)):
-            self.keep(offset, record, len(content_of(record)))
+            self.keep(offset, record)
 
     def _fetch(
         self, offsets: Sequence[int], needed: set[int] | None = None
@@ -156,9 +160,21 @@ class _Shelf(Generic[T]):
             )
 
 
-def content_of(record: DialogueTurn | FeedbackEvent) -> str:
-    """What of a record makes it large."""
-    return record.content if isinstance(record, DialogueTurn) else record.text or ""
+def memory_of(record: DialogueTurn | FeedbackEvent) -> int:
+    """About how many bytes a record takes in memory."""
+    size = _RECORD_BYTES
+    if isinstance(record, DialogueTurn):
+        size += getsizeof(record.content)
+        for numbers in (record.token_ids, record.behaviour_logprobs, record.prompt_token_ids):
+            if numbers:
+                size += _NUMBER_BYTES * len(numbers)
+        if record.tool_calls:
+            size += sum(getsizeof(call.arguments) for call in record.tool_calls)
+    elif record.text:
+        size += getsizeof(record.text)
+    if record.attributes:
+        size += sum(map(getsizeof, record.attributes.values()))
+    return size
 
 
 class CachedBodies:
@@ -183,12 +199,10 @@ class CachedBodies:
         self._turns = _Shelf(turns_topic, read_turns, max_bytes - max_bytes // 5)
         self._notes = _Shelf(feedback_topic, read_feedback, max_bytes // 5)
         self.keep_turn = self._turns.keep
+        self.keep_feedback = self._notes.keep
         self.turn = self._turns.get
         self.carried = self._turns.find
         self.feedback = self._notes.get
-
-    def keep_feedback(self, offset: int, record: FeedbackEvent) -> None:
-        self._notes.keep(offset, record, len(content_of(record)))
 
     def want(
         self, turns: Iterable[int], feedback: Iterable[int], carried: Iterable[int] = ()

@@ -579,7 +579,7 @@ def _arrive(
     session.events[fact.event_id] = fact
     if isinstance(fact, Turn):
         assert isinstance(record, DialogueTurn)
-        state.bodies.keep_turn(fact.offset, record, fact.size)
+        state.bodies.keep_turn(fact.offset, record)
         _accept_turn(session, fact, settings)
     else:
         assert isinstance(record, FeedbackEvent)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,13 @@ from processors.feedback_align.bodies import CachedBodies
 from processors.feedback_align.machine import Advance, Arrival, new_state, restore_state, step
 from processors.feedback_align.machine import take_changes as changes_of
 from processors.feedback_align.model import EntryKey, PartitionState, Source
-from streams.contracts import DialogueTurn, FeedbackEvent, TrajectorySegment
+from streams.contracts import (
+    DialogueTurn,
+    FeedbackEvent,
+    ToolCall,
+    TrajectorySegment,
+    TurnType,
+)
 from streams.errors import StateError
 from streams.topics import FEEDBACK, TURNS
 from tests.unit.processors.feedback_align.logs import (
@@ -29,6 +36,7 @@ class AgingLog:
         self.turns: dict[int, DialogueTurn] = {}
         self.notes: dict[int, FeedbackEvent] = {}
         self.gone: set[int] = set()
+        self.body_bytes = 1
         self.kept: dict[EntryKey, bytes] = {}
         self.state = self._new_state()
 
@@ -40,8 +48,8 @@ class AgingLog:
                 self.kept[key] = value
         self.state = restore_state(self._new_state(), self.kept.items(), clock_ms)
 
-    def turn(self, name: str, at_ms: int) -> None:
-        record, offset = make_turn(name, at_ms), len(self.turns)
+    def turn(self, name: str, at_ms: int, **fields: Any) -> None:
+        record, offset = make_turn(name, at_ms, **fields), len(self.turns)
         self.turns[offset] = record
         self.state, _ = step(self.state, Arrival(TURNS, 0, offset, at_ms, record), SETTINGS)
 
@@ -58,7 +66,9 @@ class AgingLog:
         self.gone = set(offsets)
 
     def _new_state(self) -> PartitionState:
-        bodies = CachedBodies((TURNS, FEEDBACK), self._read_turns, self._read_notes, 1)
+        bodies = CachedBodies(
+            (TURNS, FEEDBACK), self._read_turns, self._read_notes, self.body_bytes
+        )
         return new_state(Source(), bodies)
 
     def _read_turns(self, offsets: Sequence[int]) -> Iterator[tuple[int, DialogueTurn]]:
@@ -106,3 +116,35 @@ def test_content_of_a_segments_own_that_is_gone_is_an_error() -> None:
     log.thumb("f", START + 2 * HOUR, "a1")
     with pytest.raises(StateError, match="retention"):
         log.until(START + 3 * HOUR)
+
+
+LARGE: dict[str, dict[str, Any]] = {
+    "side turn": {"content": "x" * 50_000, "turn_type": TurnType.SIDE},
+    "characters of four bytes": {"content": "\N{GRINNING FACE}" * 12_500},
+    "tokens": {"token_ids": tuple(range(1_000, 2_500))},
+    "prompt": {"prompt_token_ids": tuple(range(1_000, 2_500))},
+    "tools": {"tool_calls": (ToolCall(id="1", name="t", arguments="x" * 50_000),)},
+    "attributes": {"attributes": {"a": "x" * 50_000}},
+}
+
+
+@pytest.mark.parametrize("what", LARGE)
+@pytest.mark.parametrize("again", [False, True])
+def test_content_in_memory_is_bounded_whatever_makes_it_large(what: str, again: bool) -> None:
+    """Each record takes 50 KB or more; there is room for some, after a restart too."""
+    log = AgingLog()
+    log.body_bytes = 5 * 50_000
+    log.restart(START - 1)
+    for number in range(20):
+        log.turn(f"s{number}", START + number, **LARGE[what])
+    bodies = log.state.bodies
+    assert isinstance(bodies, CachedBodies)
+    if again:
+        log.restart(START + 20)
+        bodies = log.state.bodies
+        assert isinstance(bodies, CachedBodies)
+        bodies.preload(range(20), ())
+    before = bodies.fetched
+    for offset in reversed(range(20)):
+        assert bodies.turn(offset).turn_id == f"s{offset}"
+    assert 15 <= bodies.fetched - before < 20
