@@ -157,6 +157,19 @@ def test_only_the_newest_checkpoints_keep_their_files(
     assert len(registry.versions("default")) == 4
 
 
+def test_recover_prunes_what_a_crash_after_the_record_left(
+    tmp_path: Path, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = FakeTrainer()
+    monkeypatch.setattr(publisher, "_prune", lambda: None)
+    for _ in range(3):
+        publisher.publish(finished(trainer))
+    monkeypatch.undo()
+    publisher.recover()
+    states = sorted(path.name for path in (tmp_path / "artifacts" / "default").glob("learner-*"))
+    assert states == ["learner-v2", "learner-v3"]
+
+
 def test_recover_removes_what_nobody_refers_to(tmp_path: Path, publisher: Publisher) -> None:
     publisher.publish(finished(FakeTrainer()))
     folder = tmp_path / "artifacts" / "default"

@@ -302,6 +302,13 @@ def test_a_used_up_segment_is_neither_sampled_nor_news() -> None:
     assert [c.ref for c in held.seal().candidates] == [at(1)]
 
 
+def test_segments_that_no_version_used_are_restored_unused() -> None:
+    held = window(max_uses=1)
+    held.add(at(0), scored("a"))
+    held.restore_uses({"b": 1})
+    assert held.available_segments == 1
+
+
 def test_a_stale_segment_is_not_sampled_until_its_version_is_near_again() -> None:
     held = window()
     for offset, version in enumerate([0, 1, None]):
@@ -314,6 +321,10 @@ def test_a_stale_segment_is_not_sampled_until_its_version_is_near_again() -> Non
     snapshot = held.seal()
     assert (len(snapshot.candidates), snapshot.stale_share) == (3, 0.0)
     assert window().seal().stale_share == 0.0
+    alone = window()
+    alone.add(at(0), scored("a", tokens=1, policy_version=0))
+    alone.require_version(1)
+    assert alone.seal().stale_share == 1.0
 
 
 def test_uses_follow_a_revision() -> None:
