@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import tempfile
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
+from streams.settings import ENV_PREFIX
 from tests.faults.play import Row, play
 from tests.faults.registry import Case, all_cases, find_cases
 from tests.faults.report import as_line, as_markdown, as_table, write_json
@@ -17,11 +19,14 @@ from tests.faults.scene import Kafka
 from tests.faults.sizes import FULL, SHORT, Sizes
 from tests.faults.stage import Stage
 
+ADDRESSES = ("KAFKA_BOOTSTRAP_SERVERS", "SCHEMA_REGISTRY_URL", "REGISTRY_URL", "ARTIFACTS_URL")
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Play the cases asked for. 0 if all passed, 1 if one failed, 2 for a wrong argument."""
     options = _parser().parse_args(arguments)
     signal.signal(signal.SIGTERM, _interrupt)
+    _forget_settings()
     if options.list:
         for case in all_cases():
             sys.stdout.write(f"{case.number:>4}  {case.name:20} {case.what}\n")
@@ -38,6 +43,13 @@ def main(arguments: list[str] | None = None) -> int:
     if options.json is not None:
         write_json(rows, options.json, _sizes(options))
     return 0 if all(row.passed for row in rows) else 1
+
+
+def _forget_settings() -> None:
+    """Keep the developer's settings from the workers."""
+    for name in list(os.environ):
+        if name.startswith(ENV_PREFIX) or name in ADDRESSES:
+            del os.environ[name]
 
 
 def _interrupt(number: int, _frame: FrameType | None) -> None:
