@@ -42,6 +42,7 @@ from processors.bench.subjects.job import FIRST, LAST, Job, Mark, read_marks, wr
 from streams.bench.machine import describe_machine
 from streams.bench.report import Goal, Metrics, Report, ratios_to
 from streams.bench.turns import measure_in_turn
+from streams.errors import SettingsError
 from streams.serde import build_codec
 from streams.settings import Settings
 from streams.topics import ALIGN_STATE, DEAD_LETTERS, FEEDBACK, SEGMENTS, TURNS
@@ -203,9 +204,15 @@ def run(settings: Settings, plan: AlignPlan, on_step: OnStep) -> tuple[Report, P
         The report, and where the time goes if that was wanted.
 
     Raises:
+        SettingsError: Kafka wants more than a plain connection.
         BenchError: A subject's outputs are wrong, or it cannot be run.
         BrokerError: Kafka cannot be reached or started.
     """
+    if settings.kafka.security_protocol != "PLAINTEXT":
+        raise SettingsError(
+            "bench align needs a plain connection to Kafka: leave kafka.bootstrap_servers unset, "
+            "and it starts a node of its own"
+        )
     machine = describe_machine()
     if any(name in QUIX for name in plan.subjects):
         quix_env.prepare(bench_dir(settings), on_step)

@@ -52,3 +52,11 @@ def test_a_report_that_cannot_be_written_is_found_out_first(
 def test_an_odd_number_of_turns_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "align-state", "--turns", "3"]) == 2
     assert "--turns must be even" in capsys.readouterr().err
+
+
+def test_rivals_know_plain_connections_only(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CLAWSTREAM_KAFKA__SECURITY_PROTOCOL", "SSL")
+    assert main(["bench", "align"]) == 2
+    assert "plain connection" in capsys.readouterr().err
