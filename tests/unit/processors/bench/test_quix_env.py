@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +63,20 @@ def test_the_lock_holds_what_quix_needs_with_hashes_and_no_address() -> None:
     assert {"fastavro", "msgspec", "pydantic-settings", "pyyaml"} <= set(versions)
     assert text.count("--hash=sha256:") > len(versions)
     assert "://" not in text
+
+
+def test_what_rivals_run_needs_only_what_the_lock_holds() -> None:
+    code = (
+        "import sys\n"
+        "import processors.bench.plain, processors.bench.subjects.aligners\n"
+        "from importlib.metadata import packages_distributions\n"
+        "known = packages_distributions()\n"
+        "names = {name.partition('.')[0] for name in sys.modules}\n"
+        "print(*{dist for name in names for dist in known.get(name, ())})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    locked = re.findall(r"^([\w.-]+)==", quix_env.LOCK.read_text(encoding="utf-8"), re.MULTILINE)
+    needed = {name.lower().replace("_", "-") for name in done.stdout.split()}
+    assert "msgspec" in needed
+    # How this checkout was installed, and what fastavro takes where it is there.
+    assert needed - set(locked) <= {"clawstream", "setuptools", "virtualenv", "cramjam"}
