@@ -90,6 +90,8 @@ class _Reading:
                 if error is not None:
                     self._judge(error)
                     continue
+                if message.partition() != self._partition or message.topic() != self._topic:
+                    continue  # It was on its way when the place before was left.
                 offset = message.offset() or 0
                 while self._next < len(offsets) and offsets[self._next] < offset:
                     self._next += 1  # This one is gone.
