@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 
+from streams.serde import build_codec
+from streams.settings import AlignSettings
 from tests.faults.play import Row, play
 from tests.faults.registry import PARTS, all_cases, find_cases
 from tests.faults.report import as_line
 from tests.faults.scene import WORKER, Kafka
 from tests.faults.sizes import Sizes
+from tests.faults.verdict import Judge, Outcome
+from tests.integration.align_worker import topics_of
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(600)]
 
@@ -53,6 +58,18 @@ def test_the_matrix_has_all_fifteen_faults_under_names_of_their_own() -> None:
     cases = all_cases()
     assert {int(case.number.rstrip(PARTS)) for case in cases} == set(range(1, 16))
     assert len({case.name for case in cases}) == len({case.number for case in cases}) == len(cases)
+
+
+def test_a_verdict_tells_apart_what_is_lost_there_twice_and_wrong() -> None:
+    judge = Judge(topics_of("any"), AlignSettings(), build_codec())
+    first, second, third = (("any.turns", 0, offset, "invalid") for offset in range(3))
+    expected = Outcome(dead_letters=Counter({first: 1, second: 1}))
+    found = Outcome(dead_letters=Counter({first: 2, third: 1}))
+    verdict = judge.verdict([], expected, found)
+    assert (verdict.lost, verdict.duplicated, verdict.wrong) == (1, 1, 1)
+    assert str(second) in verdict.example
+    assert not verdict.exact_by_id
+    assert judge.verdict([], expected, expected).exact
 
 
 @pytest.mark.parametrize("name", TELLING)
