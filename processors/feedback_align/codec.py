@@ -275,7 +275,8 @@ def pack(head: bytes, entries: dict[int, bytes]) -> Packed:
 
 
 def pack_session(session: Session) -> Packed:
-    """A session whose entries are as it is now."""
+    """A session whose entries are as it is now; its objects are taken apart."""
+    session.dissolve()
     return Packed(
         session.head, session.entries, session.due_ms, session.scheduled_ms, session.open_since_ms
     )

@@ -549,6 +549,7 @@ def _forget(state: PartitionState, session: Session, effects: list[Effect]) -> N
     _count(state, session, -1)
     _count_head(state, session, -1)
     state.forgotten.setdefault(key, set()).update(session.entries, session.touched)
+    session.dissolve()
     effects.append(SessionForgotten(key))
 
 

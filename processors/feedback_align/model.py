@@ -294,6 +294,15 @@ class Session:
     def key(self) -> SessionKey:
         return (self.policy, self.session_id)
 
+    def dissolve(self) -> None:
+        """Take the objects apart. Facts and segments refer to each other, and Python's search
+        for such circles comes seldom in a worker: what is let go must go by itself.
+        """
+        for segment in (*self.segments, *self.fading):
+            segment.turns = []
+            segment.feedback = []
+            segment.pending = Pending()
+
     def earliest_open(self) -> int | None:
         """The earliest arrival of what is open or pending; None if nothing is."""
         arrivals = [turn.key[1] for run in self.runs for turn in run.turns]

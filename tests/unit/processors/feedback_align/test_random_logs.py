@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from dataclasses import asdict
 from random import Random
@@ -30,12 +31,15 @@ from processors.feedback_align.machine import (
 from processors.feedback_align.model import (
     HEAD,
     EntryKey,
+    Feedback,
     Life,
     Pending,
     Run,
+    Segment,
     Session,
     SessionKey,
     Source,
+    Turn,
 )
 from processors.feedback_align.watermark import Merger, Payload
 from streams.contracts import SourceRef
@@ -320,6 +324,24 @@ def test_what_is_said_of_the_state_is_what_was_written(seed: int) -> None:
         again = restore_state(new_state(), kept.items(), state.clock_ms)
         assert (again.entries, again.entry_bytes) == (state.entries, state.entry_bytes)
         assert (again.open_sessions, oldest_open(again)) == (len(opened), oldest_open(state))
+
+
+def test_what_is_packed_or_forgotten_leaves_no_circles() -> None:
+    """A worker searches for circles seldom: what it lets go must go by itself."""
+    gc.collect()
+    gc.disable()
+    try:
+        for seed in SEEDS:
+            state = new_state(hot_sessions=0)
+            for item in random_log(seed, sessions=3):
+                state, _ = step(state, item, TINY)
+                take_changes(state)
+            del state, item
+        kinds = (Session, Segment, Turn, Feedback, Run)
+        left = [found for found in gc.get_objects() if type(found) in kinds]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
