@@ -17,6 +17,9 @@ from streams.errors import StateError
 _RECORD_BYTES = 1_024
 """What a decoded record takes beside its content, about."""
 
+PRELOAD_RECORDS = 5_000
+"""So many are read back at a time, until there is no room left."""
+
 _NUMBER_BYTES = 36
 """What a number and its place in a tuple take."""
 
@@ -140,8 +143,17 @@ class _Shelf(Generic[T]):
             self._wanted.update(self._fetch(missing, needed))
 
     def preload(self, offsets: Iterable[int]) -> None:
-        for offset, record in self._fetch(sorted(offsets)):
-            self.keep(offset, record)
+        """Read back what came last, as far as there is room."""
+        left = sorted(offsets)
+        found: list[list[tuple[int, T]]] = []
+        room = self._max_bytes
+        while left and room > 0:
+            left, last = left[:-PRELOAD_RECORDS], left[-PRELOAD_RECORDS:]
+            found.append(list(self._fetch(last)))
+            room -= sum(memory_of(record) for _, record in found[-1])
+        for portion in reversed(found):
+            for offset, record in portion:
+                self.keep(offset, record)
 
     def _fetch(
         self, offsets: Sequence[int], needed: set[int] | None = None
@@ -211,7 +223,7 @@ class CachedBodies:
         self._notes.want(feedback)
 
     def preload(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
-        """Read content back that will be needed soon, after a restart.
+        """Read content back that will be needed soon, after a restart: the latest that fits.
 
         Raises:
             StateError: Some of it is gone.

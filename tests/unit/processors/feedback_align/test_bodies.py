@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from processors.feedback_align import bodies as module
 from processors.feedback_align.bodies import CachedBodies
 from processors.feedback_align.machine import Advance, Arrival, new_state, restore_state, step
 from processors.feedback_align.machine import take_changes as changes_of
@@ -116,6 +117,30 @@ def test_content_of_a_segments_own_that_is_gone_is_an_error() -> None:
     log.thumb("f", START + 2 * HOUR, "a1")
     with pytest.raises(StateError, match="retention"):
         log.until(START + 3 * HOUR)
+
+
+@pytest.mark.parametrize(("room", "most"), [(1, 10), (30_000, 30), (1_000_000, 100)])
+def test_after_a_restart_no_more_is_read_back_than_fits(
+    room: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came last is at hand, in the order in which it came."""
+    monkeypatch.setattr(module, "PRELOAD_RECORDS", 10)
+    log = AgingLog()
+    for number in range(100):
+        log.turn(f"u{number}", START + number)
+    log.body_bytes = room
+    log.restart(START + 99)
+    bodies = log.state.bodies
+    assert isinstance(bodies, CachedBodies)
+    bodies.preload(range(100), ())
+    assert bodies.fetched == most
+    assert bodies.turn(99).turn_id == "u99"
+    assert bodies.fetched == most
+    for number in range(100, 110):
+        log.turn(f"u{number}", START + number)
+    before = bodies.fetched
+    assert [bodies.turn(offset).turn_id for offset in (0, 109)] == ["u0", "u109"]
+    assert bodies.fetched == before + (room < 1_000_000)
 
 
 LARGE: dict[str, dict[str, Any]] = {
