@@ -27,8 +27,7 @@ from learner.hints import teaches
 from learner.kafka import KafkaWriter, connect_consumer, connect_writer
 from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
 from learner.schedule import Rules, Schedule, Trigger
-from learner.warming import Warming
-from learner.warmstart import WarmStarted, WarmStartHooks
+from learner.warming import Warming, WarmStarted, WarmStartHooks
 from learner.window import Candidate, Window, sample
 from streams import topics
 from streams.clock import Clock, SystemClock

@@ -15,7 +15,8 @@ from learner.loop import Trained
 from learner.model import BaseModel, load_base
 from learner.publish import BaseIdentity
 from learner.update import PpoUpdater
-from learner.warmstart import WarmStart, WarmStarted, WarmStartHooks
+from learner.warming import WarmStarted, WarmStartHooks
+from learner.warmstart import WarmStart
 from streams.contracts import ScoredSegment
 from streams.errors import LearnerError
 from streams.settings import LearnerSettings, ModelSettings, Settings

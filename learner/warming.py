@@ -18,7 +18,8 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +28,8 @@ import torch
 from learner.checkpoint import LearnerState, pack_rng
 from learner.examples import ExampleFile
 from learner.publish import FinishedUpdate, Publisher
-from learner.warmstart import WarmStarted, WarmStartHooks
 from streams.clock import Clock
-from streams.contracts import ModelVersion, VersionStatus
+from streams.contracts import GateDecision, ModelVersion, VersionStatus
 from streams.errors import UpdateStoppedError
 from streams.registry import ArtifactStore, Checkpoint, Registry, verify
 
@@ -44,6 +44,36 @@ SHA256 = "warm_start_sha256"
 _PROGRESS = "warm-start-"
 _STATE = "progress.pt"
 _SHOWN_MS = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStarted:
+    """What a warm start did.
+
+    Attributes:
+        metrics: See `learner.ppo.diagnostics.METRICS`.
+        gate: Whether it did any good.
+    """
+
+    metrics: Mapping[str, float]
+    gate: tuple[GateDecision, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmStartHooks:
+    """What a warm start needs from whoever runs it.
+
+    Args:
+        resume: What `save` was last given; None begins.
+        save: Keeps the state of an unfinished warm start.
+        shown: Told how many of how many steps are done, and the last one's loss.
+        should_stop: Asked before every micro-batch.
+    """
+
+    resume: Mapping[str, Any] | None
+    save: Callable[[Mapping[str, Any]], None]
+    shown: Callable[[int, int, float], None]
+    should_stop: Callable[[], bool]
 
 
 class Warming:
@@ -243,4 +273,4 @@ class Warming:
         }
 
 
-__all__ = ["SHA256", "Warming"]
+__all__ = ["SHA256", "WarmStartHooks", "WarmStarted", "Warming"]

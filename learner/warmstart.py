@@ -33,6 +33,7 @@ from learner.model import BaseModel
 from learner.policy import PolicyNetwork, TokenRow
 from learner.ppo.preference import preference_loss, reply_nll
 from learner.rollout import spread
+from learner.warming import WarmStarted, WarmStartHooks
 from streams.contracts import GateDecision
 from streams.errors import LearnerError, ModelError, TrainingFileError, UpdateStoppedError
 from streams.settings import LearnerSettings
@@ -44,36 +45,6 @@ _MEASURED = 256
 
 _NAMED = 5
 """How many lines a message names."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmStarted:
-    """What a warm start did.
-
-    Attributes:
-        metrics: See `learner.ppo.diagnostics.METRICS`.
-        gate: Whether it did any good.
-    """
-
-    metrics: Mapping[str, float]
-    gate: tuple[GateDecision, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WarmStartHooks:
-    """What a warm start needs from whoever runs it.
-
-    Args:
-        resume: What `save` was last given; None begins.
-        save: Keeps the state of an unfinished warm start.
-        shown: Told how many of how many steps are done, and the last one's loss.
-        should_stop: Asked before every micro-batch.
-    """
-
-    resume: Mapping[str, Any] | None
-    save: Callable[[Mapping[str, Any]], None]
-    shown: Callable[[int, int, float], None]
-    should_stop: Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -363,4 +334,4 @@ def _improved(before: float, after: float) -> GateDecision:
     )
 
 
-__all__ = ["WarmStart", "WarmStartHooks", "WarmStarted"]
+__all__ = ["WarmStart"]

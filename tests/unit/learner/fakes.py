@@ -18,7 +18,7 @@ from learner.examples import ExampleFile
 from learner.kafka import Outgoing
 from learner.loop import Trained
 from learner.publish import KL_METRIC, BaseIdentity, FinishedUpdate
-from learner.warmstart import WarmStarted, WarmStartHooks
+from learner.warming import WarmStarted, WarmStartHooks
 from learner.window import Candidate
 from streams.contracts import (
     TICK_HEADER,

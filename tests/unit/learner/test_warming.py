@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from learner.examples import ExampleFile, read_examples
-from learner.warming import SHA256
-from learner.warmstart import WarmStarted, WarmStartHooks
+from learner.warming import SHA256, WarmStarted, WarmStartHooks
 from streams.contracts import ModelVersion, VersionStatus
 from streams.errors import RegistryError
 from streams.registry import Registry

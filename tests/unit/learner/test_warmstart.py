@@ -16,7 +16,8 @@ from learner.batch import reply_sample
 from learner.examples import Example, ExampleFile, read_examples
 from learner.ppo.diagnostics import METRICS
 from learner.trainer import PpoTrainer, make_trainer
-from learner.warmstart import WarmStart, WarmStarted, WarmStartHooks
+from learner.warming import WarmStarted, WarmStartHooks
+from learner.warmstart import WarmStart
 from streams.errors import LearnerError, TrainingFileError, UpdateStoppedError
 from streams.settings import LearnerSettings, ModelSettings, Settings
 from tests.unit.learner.test_update import equal_states, shake
