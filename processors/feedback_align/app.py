@@ -67,5 +67,7 @@ def build_spec(
         ticks=True,
         web_port=settings.worker.align_web_port,
         make_processor=make,
-        read_back_ms=rules.horizon_ms + rules.max_open_ms + rules.orphan_wait_ms,
+        read_back_ms=rules.horizon_ms
+        + rules.max_open_ms
+        + max(rules.orphan_wait_ms, rules.max_skew_ms + rules.settle_ms),
     )

@@ -83,7 +83,7 @@ class _Head(msgspec.Struct, array_like=True, frozen=True):
     user_id: str | None
     lost: Key | None
     boundaries: list[Key]
-    segments: list[int]
+    segments: int
     fading: list[int]
     turns: list[tuple[int, msgspec.Raw]]
     feedback: list[_Feedback]
@@ -149,8 +149,9 @@ def encode_head(session: Session) -> bytes:
             session.last_closed_ms,
             session.user_id,
             session.lost,
-            session.boundaries,
-            [segment.ordinal for segment in session.segments],
+            # What the entries of closed segments tell does not grow the head.
+            [item for item in session.boundaries if item not in session.owners],
+            len(session.segments),
             [segment.ordinal for segment in session.fading],
             turns,
             [_feedback_image(item) for item in session.unpublished.values()],
@@ -306,7 +307,6 @@ def unpack(packed: Packed, source: Source) -> Session:
         last_closed_ms=image.last_closed_ms,
         user_id=image.user_id,
         lost=image.lost,
-        boundaries=image.boundaries,
         scheduled_ms=packed.scheduled_ms,
         entries=packed.entries,
         head=packed.head,
@@ -329,14 +329,18 @@ class _Unpacking:
     def run(self, image: _Head) -> Session:
         session = self._session
         published = self._restore_entries()
-        try:
-            session.segments = [self._segments[ordinal] for ordinal in image.segments]
-            session.fading = [self._segments[ordinal] for ordinal in image.fading]
-        except KeyError as error:
+        fading = set(image.fading)
+        # Ordinals count closings.
+        ordinals = sorted(self._segments)
+        session.segments = [self._segments[n] for n in ordinals if n not in fading]
+        session.fading = [self._segments[n] for n in image.fading if n in self._segments]
+        if len(session.segments) != image.segments or len(session.fading) != len(fading):
             raise StateError(
-                f"the state of session {session.session_id} lacks its segment {error}: the "
-                "changelog lost records; rebuild the state from the input topics"
-            ) from error
+                f"the state of session {session.session_id} has {len(ordinals)} closed segments "
+                f"and not {image.segments + len(fading)}: the changelog lost records; rebuild "
+                "the state from the input topics"
+            )
+        session.boundaries = sorted([*image.boundaries, *session.owners])
         self._restore_open(image)
         for segment, items in published:
             for item in items:

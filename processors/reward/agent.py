@@ -61,11 +61,13 @@ class RewardProcessor:
         self._waiting: deque[RawRecord] = deque()
         self._applied: dict[str, int] = {}
         self._sizes: dict[bytes, int] = {}
+        self._state_bytes = 0
 
     def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
         """See ``PartitionProcessor``."""
         known = dict(entries)
         self._sizes = {key: len(value) for key, value in known.items()}
+        self._state_bytes = sum(self._sizes.values())
         self._state = machine.restore(
             (state_codec.decode_key(key), state_codec.decode_entry(value))
             for key, value in known.items()
@@ -115,7 +117,7 @@ class RewardProcessor:
             oldest_open=None,
             next_due_ms=None,
             state_entries=len(self._sizes),
-            state_bytes=sum(self._sizes.values()),
+            state_bytes=self._state_bytes,
         )
 
     def _apply(self, record: RawRecord) -> list[Output]:
@@ -167,9 +169,10 @@ class RewardProcessor:
         }
         changes.update((state_codec.encode_key(who), None) for who in sorted(forgotten))
         for key, value in changes.items():
-            self._sizes.pop(key, None)
+            self._state_bytes -= self._sizes.pop(key, 0)
             if value is not None:
                 self._sizes[key] = len(value)
+                self._state_bytes += len(value)
         return changes
 
 

@@ -21,6 +21,7 @@ _FETCH_BYTES = 128 * 1024
 _CONSUME_RECORDS = 1_000
 _POLL_S = 0.02
 _STALL_S = 30.0
+_END_PATIENCE_S = 3.0
 
 
 class ReadBack:
@@ -85,11 +86,13 @@ class _Reading:
         self._consumer.assign([self._place()])
         while self._next < len(offsets):
             for message in self._consumer.consume(self._portion(), _POLL_S) or self._waited():
-                self._last_seen_s = time.monotonic()
                 error = message.error()
                 if error is not None:
                     self._judge(error)
+                    if self._next == len(offsets):
+                        return
                     continue
+                self._last_seen_s = time.monotonic()
                 if message.partition() != self._partition or message.topic() != self._topic:
                     continue  # It was on its way when the place before was left.
                 offset = message.offset() or 0
@@ -123,7 +126,7 @@ class _Reading:
 
     def _judge(self, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self._next = len(self._offsets)  # They are gone from the end.
+            self._doubt_the_end()
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._go_where_records_are()
         elif not error.retriable() and error.code() not in _PASSING:
@@ -131,14 +134,25 @@ class _Reading:
                 f"cannot read {self._topic} partition {self._partition} again: {error}"
             )
 
+    def _doubt_the_end(self) -> None:
+        """Give up what lies behind the end once it has stayed there.
+
+        Right after a change of leaders the end may for a moment lie before records that were
+        there already.
+        """
+        if time.monotonic() - self._last_seen_s > _END_PATIENCE_S:
+            self._next = len(self._offsets)
+        else:
+            self._consumer.assign([self._place()])
+
     def _go_where_records_are(self) -> None:
         """Leave out what lies before the first record there is, and after the last."""
         low, high = self._consumer.get_watermark_offsets(self._place(), timeout=_STALL_S)
         while self._next < len(self._offsets) and self._offsets[self._next] < low:
             self._next += 1
         if self._next < len(self._offsets) and self._offsets[self._next] >= high:
-            self._next = len(self._offsets)
-        if self._next < len(self._offsets):
+            self._doubt_the_end()
+        elif self._next < len(self._offsets):
             self._consumer.assign([self._place()])
 
 

@@ -138,6 +138,6 @@ def _check_kept(
         if 0 <= kept_ms < read_back_ms:
             raise TopicError(
                 f"{name} has retention.ms={kept_ms}, and its records are read back for up to "
-                f"{read_back_ms} ms (align.horizon_ms + align.max_open_ms + align.orphan_wait_ms): "
+                f"{read_back_ms} ms (align.horizon_ms, max_open_ms and orphan_wait_ms together): "
                 "keep them at least as long, or shorten the horizon"
             )
