@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from learner.examples import ExampleFile
-from learner.feed import Feed
-from learner.loop import Learner, Topics, Trained, Trainer, _connect, _make_feed, run
+from learner.feed import Feed, FeedStatus
+from learner.loop import (
+    Learner,
+    Topics,
+    Trained,
+    Trainer,
+    _connect,
+    _make_feed,
+    _Progress,
+    run,
+)
 from learner.publish import Publisher, settings_hash
 from learner.warming import Warming
 from learner.window import Arrival, Window
@@ -431,6 +440,55 @@ def test_waiting_events_are_sent_before_leaving(bench: Bench) -> None:
     bench.writer.failures = 1
     assert bench.run(FakeTrainer()) == 1
     assert [v.version for v in bench.writer.versions()] == [1]
+
+
+def test_waiting_events_are_sent_while_waiting_for_news(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.writer.failures = 2
+    calls: list[int] = []
+
+    def on_write() -> None:
+        calls.append(bench.clock.now_ms())
+        # The first is the publication's; the next come with the wait, five seconds apart.
+        if len(calls) == 2:
+            bench.clock.advance(5_000)
+        if len(calls) == 3:
+            bench.stopping.set()
+
+    bench.writer.on_write = on_write
+    assert bench.run(FakeTrainer(), max_updates=0) == 1
+    assert [v.version for v in bench.writer.versions()] == [1]
+    assert calls == [1_000_000, 1_000_000, 1_005_000]
+
+
+def test_progress_is_logged_when_it_changed_and_not_too_often(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    clock = ManualClock(100_000)
+    progress = _Progress(clock, SETTINGS)
+
+    def show(new: int) -> int:
+        arrivals = {"added": new}
+        progress.show(
+            FeedStatus(
+                new_segments=new, available_segments=9, segments=9, tokens=36, arrivals=arrivals
+            )
+        )
+        return len(caplog.records)
+
+    assert show(1) == 1
+    assert "waiting new=1/4 available=9/2 window=9 tokens=36" in caplog.text
+    clock.advance(10_000)
+    assert show(1) == 1
+    assert show(2) == 2
+    clock.advance(9_999)
+    assert show(3) == 2
+    clock.advance(1)
+    assert show(3) == 3
+    clock.advance(-50_000)
+    # A clock that was set back does not silence it.
+    assert show(4) == 4
 
 
 def test_a_recreated_topic_is_refused(bench: Bench) -> None:
