@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import hashlib
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,7 +23,7 @@ from learner.publish import (
 )
 from learner.window import Candidate
 from streams.clock import ManualClock
-from streams.contracts import ModelVersion, OffsetRange, VersionStatus
+from streams.contracts import GateDecision, ModelVersion, OffsetRange, VersionStatus
 from streams.errors import ArtifactError, RegistryError
 from streams.registry import ArtifactStore, Registry, verify
 from streams.serde import build_codec
@@ -78,6 +80,7 @@ def test_a_good_update_goes_live(
     assert (second.version, second.parent, second.previous_live) == (2, 1, 1)
     assert second.source_offsets == (OffsetRange(topic="scored", partition=0, start=2, end=9),)
     assert all(decision.passed for decision in second.gate)
+    assert (first.reason, first.attributes) == ("enough_segments", {})
     assert registry.live("default") == 2
     assert writer.versions() == [first, second]
     assert [record.key for record in writer.records] == [b"default", b"default"]
@@ -106,8 +109,8 @@ def test_a_bad_update_is_rejected_and_leaves_the_live_one(
     failed = [decision.name for decision in rejected.gate if not decision.passed]
     assert rejected.status is VersionStatus.REJECTED
     assert failed == ["finite_weights" if poison else "kl"]
-    assert rejected.reason is not None
-    assert rejected.reason.startswith("rejected by")
+    why = "finite_weights (not finite: weights)" if poison else "kl (kl/update_k3=0.6)"
+    assert rejected.reason == f"rejected by {why}"
     assert registry.live("default") == 1
     assert writer.versions()[-1] == rejected
     resumed = registry.latest_checkpoint("default")
@@ -238,11 +241,36 @@ def test_the_gate_needs_its_metric_and_weights(tmp_path: Path) -> None:
     assert [d.name for d in gate if not d.passed] == ["kl"]
 
 
+def test_decisions_name_what_was_wrong(tmp_path: Path) -> None:
+    trainer = FakeTrainer()
+    trainer.save_adapter(tmp_path)
+    good = sanity_gate({KL_METRIC: 0.5}, tmp_path, max_kl=1.0)
+    trainer.weights[0] = float("nan")
+    trainer.save_adapter(tmp_path)
+    bad = sanity_gate({KL_METRIC: 0.5, "a": float("inf")}, tmp_path, max_kl=1.0)
+    bound = GateDecision(
+        name="kl", passed=True, value=0.5, threshold=1.0, detail="kl/update_k3=0.5"
+    )
+    named = {"finite_metrics": "not finite: a=inf", "finite_weights": "not finite: weights"}
+    assert good == (
+        *(GateDecision(name=name, passed=True, value=0.0, threshold=0.0) for name in named),
+        bound,
+    )
+    assert bad == (
+        *(
+            GateDecision(name=name, passed=False, value=1.0, threshold=0.0, detail=detail)
+            for name, detail in named.items()
+        ),
+        bound,
+    )
+
+
 @pytest.mark.parametrize(("kl", "passed"), [(1.0, True), (1.001, False), (float("nan"), False)])
 def test_the_kl_bound_is_inclusive(kl: float, passed: bool, tmp_path: Path) -> None:
     FakeTrainer().save_adapter(tmp_path)
     gate = sanity_gate({KL_METRIC: kl}, tmp_path, max_kl=1.0)
     assert gate[-1].passed is passed
+    assert gate[-1].value == (None if math.isnan(kl) else kl)
 
 
 def test_the_digest_depends_on_ids_and_revisions_not_on_order() -> None:
@@ -268,7 +296,14 @@ def test_offset_ranges_join_up() -> None:
 def test_event_ids_differ_by_policy_version_and_ordinal() -> None:
     made = {event_id(p, v, o) for p in ("a", "b") for v in (1, 2) for o in (0, 1)}
     assert len(made) == 8
-    assert event_id("a", 1, 0) == event_id("a", 1, 0)
+    # Readers drop what they know by it: it must never come out otherwise.
+    expected = hashlib.sha256('["é",1,0]'.encode()).hexdigest()[:32]
+    assert event_id("é", 1, 0) == expected
+
+
+def test_the_digest_of_segments_is_that_of_their_names() -> None:
+    packed = '[["a",0],["é",0]]'.encode()
+    assert segments_digest(candidates(("é", "a"))) == hashlib.sha256(packed).hexdigest()
 
 
 def test_the_settings_hash_follows_the_values() -> None:
