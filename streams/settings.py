@@ -390,6 +390,29 @@ class Settings(BaseSettings):
         return self.artifacts_url or (self.data_dir / "artifacts").absolute().as_uri()
 
 
+def write_settings(values: Mapping[str, Any], path: Path) -> None:
+    """Leave settings in a file for another process; only the user may read it.
+
+    Args:
+        values: What to write, as ``model_dump()`` gives it: secrets are written as they are.
+        path: The YAML file.
+    """
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(yaml.safe_dump(_plain(values)), encoding="utf-8")
+
+
+def _plain(value: Any) -> Any:
+    """What YAML can hold."""
+    if isinstance(value, SecretStr):
+        return value.get_secret_value()
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if value is None or isinstance(value, bool | int | float) else str(value)
+
+
 def load_settings(
     path: Path | None = None, *, environ: Mapping[str, str] | None = None
 ) -> Settings:
@@ -507,4 +530,5 @@ __all__ = [
     "Settings",
     "WorkerSettings",
     "load_settings",
+    "write_settings",
 ]

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
 from processors.bench.log import LogRecord, Side
@@ -20,7 +19,7 @@ from streams.errors import BrokerError, SettingsError
 from streams.kafka.admin import apply_inventory
 from streams.kafka.clients import make_admin, make_producer
 from streams.kafka.embedded import start_kafka, stop_kafka
-from streams.settings import KafkaSettings, Settings
+from streams.settings import KafkaSettings, Settings, write_settings
 from streams.supervisor import uninterrupted
 from streams.topics import Inventory, Topic, load_inventory
 
@@ -136,12 +135,7 @@ def settings_over(
 
 def write_config(settings: Settings, path: Path) -> None:
     """Leave settings for a process that is given no others; only the user may read them."""
-    wanted = settings.model_dump(mode="json", include={"data_dir", "kafka", "align", "worker"})
-    password = settings.kafka.sasl_password
-    if password is not None:
-        wanted["kafka"]["sasl_password"] = password.get_secret_value()
-    path.touch(mode=0o600)
-    path.write_text(yaml.safe_dump(wanted), encoding="utf-8")
+    write_settings(settings.model_dump(include={"data_dir", "kafka", "align", "worker"}), path)
 
 
 class Topics:

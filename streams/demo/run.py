@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
-import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from streams.clock import SystemClock
@@ -26,7 +25,7 @@ from streams.kafka.clients import make_consumer, make_producer
 from streams.kafka.embedded import start_kafka, stop_kafka
 from streams.ports import free_ports
 from streams.serde import build_codec
-from streams.settings import Settings, load_settings
+from streams.settings import Settings, load_settings, write_settings
 from streams.supervisor import PROCESSES, Supervisor, sole_user, uninterrupted
 from streams.topics import FEEDBACK, load_inventory
 
@@ -158,7 +157,7 @@ class Demo:
     def _write_config(self, bootstrap: str) -> Path:
         """The settings of all processes, with ports that are free now."""
         gateway, serve, align = free_ports(3)
-        wanted = self._settings.model_dump(mode="json", exclude_defaults=True)
+        wanted = self._settings.model_dump(exclude_defaults=True)
         ports: dict[str, dict[str, Any]] = {
             "kafka": {"bootstrap_servers": bootstrap},
             "gateway": {"port": gateway, "upstream_url": f"http://127.0.0.1:{serve}/v1"},
@@ -169,7 +168,7 @@ class Demo:
             wanted[section] = {**wanted.get(section, {}), **values}
         wanted["data_dir"] = str(self._folder.absolute())
         path = demo_config(self._settings)
-        path.write_text(yaml.safe_dump(wanted), encoding="utf-8")
+        write_settings(wanted, path)
         return path
 
     def _start(self, supervisor: Supervisor, settings: Settings) -> None:

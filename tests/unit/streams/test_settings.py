@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from streams.errors import SettingsError
-from streams.settings import load_settings
+from streams.settings import Settings, load_settings, write_settings
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -108,3 +108,22 @@ def test_the_demo_preset_is_valid() -> None:
 
     preset = Path(streams.__file__).parent / "presets" / "demo.yaml"
     assert load_settings(preset).align.settle_ms < load_settings().align.settle_ms
+
+
+def test_what_is_written_for_another_process_is_read_the_same_secrets_included(
+    tmp_path: Path,
+) -> None:
+    text = """
+kafka: {bootstrap_servers: "k:1", sasl_password: "p: #w", ssl_ca_location: /ca.pem}
+reward: {judge_url: "http://judge/v1", judge_api_key: key}
+align: {settle_ms: 5000}
+"""
+    settings = load_settings(write(tmp_path, text))
+    path = tmp_path / "again.yaml"
+    write_settings(settings.model_dump(exclude_defaults=True), path)
+    assert path.stat().st_mode & 0o077 == 0
+    again = load_settings(path)
+    assert again == settings
+    assert isinstance(again, Settings)
+    assert again.kafka.sasl_password is not None
+    assert again.kafka.sasl_password.get_secret_value() == "p: #w"
