@@ -125,6 +125,8 @@ def test_the_loss_falls_and_chosen_replies_gain(examples: list[Example], tmp_pat
     assert metrics["warm_start/examples"] == len(examples)
     assert all(math.isfinite(loss) for loss in kept.losses)
     assert metrics.keys() <= METRICS.keys()
+    if {one.rejected is None for one in examples} == {True, False}:
+        assert metrics.keys() == {name for name in METRICS if name.startswith("warm_start/")}
     assert ("warm_start/accuracy_after" in metrics) is any(one.rejected for one in examples)
 
 
