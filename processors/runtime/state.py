@@ -26,7 +26,7 @@ from typing import Any
 
 import msgspec
 from aiokafka import AIOKafkaProducer
-from aiokafka.errors import InvalidProducerEpoch, KafkaError, ProducerFenced
+from aiokafka.errors import IllegalOperation, InvalidProducerEpoch, KafkaError, ProducerFenced
 from aiokafka.producer.message_accumulator import BatchBuilder
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka import KafkaError as ConfluentError
@@ -324,7 +324,7 @@ class TransactionalWriter:
             # The client commits a transaction of which Kafka refused a record.
             await sending.confirmed()
             await producer.commit_transaction()
-        except KafkaError as error:
+        except (KafkaError, IllegalOperation) as error:
             sending.mark_seen()
             raise self._mapped(error) from error
 
@@ -336,8 +336,9 @@ class TransactionalWriter:
             with contextlib.suppress(KafkaError):
                 await producer.stop()
 
-    def _mapped(self, error: KafkaError) -> ClawstreamError:
-        if isinstance(error, ProducerFenced | InvalidProducerEpoch):
+    def _mapped(self, error: Exception) -> ClawstreamError:
+        # Of a transaction that Kafka has ended the client says that there is none.
+        if isinstance(error, ProducerFenced | InvalidProducerEpoch | IllegalOperation):
             return FencedError(
                 f"another worker took over {self._transactional_id}, or Kafka gave up a "
                 "transaction that took too long; this worker stops"

@@ -5,6 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from aiokafka.errors import (
+    IllegalOperation,
     InvalidProducerEpoch,
     KafkaTimeoutError,
     MessageSizeTooLargeError,
@@ -131,6 +132,7 @@ def test_errors_of_the_client_are_mapped() -> None:
     assert isinstance(fenced, FencedError)
     assert "app-3" in str(fenced)
     assert isinstance(writer._mapped(InvalidProducerEpoch()), FencedError)
+    assert isinstance(writer._mapped(IllegalOperation()), FencedError)
     assert isinstance(writer._mapped(KafkaTimeoutError()), StateError)
 
 
