@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from processors.feedback_align.agent import AlignTopics
@@ -24,6 +25,28 @@ def topics_of(prefix: str, inputs: str | None = None) -> AlignTopics:
         segments=f"{prefix}.segments",
         dead_letters=f"{prefix}.dead",
     )
+
+
+def configs_of(
+    prefix: str, partitions: int, output: Mapping[str, str] | None = None
+) -> dict[str, tuple[int, Mapping[str, str]]]:
+    """What to create for an aligner under a prefix (``conftest.CreateTopics``).
+
+    Args:
+        prefix: Of all names.
+        partitions: Of every topic.
+        output: Configuration of segments and dead letters; the inputs take it, too.
+    """
+    outputs = dict(output or {})
+    inputs = {"message.timestamp.type": "LogAppendTime"} | outputs
+    names = topics_of(prefix)
+    return {
+        names.turns: (partitions, inputs),
+        names.feedback: (partitions, inputs),
+        names.segments: (partitions, outputs),
+        names.dead_letters: (partitions, outputs),
+        f"{prefix}.state": (partitions, {"cleanup.policy": "compact"}),
+    }
 
 
 def main(prefix: str, config: str, inputs: str | None = None) -> int:

@@ -38,7 +38,7 @@ from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import AlignSettings
 from tests.conftest import CreateTopics
-from tests.integration.align_worker import topics_of
+from tests.integration.align_worker import configs_of, topics_of
 from tests.integration.harness import DEADLINE_S, Bench, WorkerProcess, wait_until
 from tests.integration.headers import RawKey
 
@@ -229,15 +229,7 @@ def bench(
     tmp_path: Path,
 ) -> Iterator[AlignBench]:
     prefix = unique_name("align")
-    create_topics(
-        {
-            f"{prefix}.turns": (PARTITIONS, ARRIVALS),
-            f"{prefix}.feedback": (PARTITIONS, ARRIVALS),
-            f"{prefix}.segments": (PARTITIONS, ROOM),
-            f"{prefix}.dead": (PARTITIONS, ROOM),
-            f"{prefix}.state": (PARTITIONS, {"cleanup.policy": "compact"}),
-        }
-    )
+    create_topics(configs_of(prefix, PARTITIONS, ROOM))
     made = AlignBench(kafka_bootstrap, tmp_path, prefix)
     yield made
     made.stop_all()

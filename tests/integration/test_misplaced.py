@@ -24,7 +24,7 @@ from streams.contracts import (
 from streams.kafka.clients import partition_for
 from streams.serde import build_codec
 from tests.conftest import CreateTopics
-from tests.integration.align_worker import topics_of
+from tests.integration.align_worker import configs_of, topics_of
 from tests.integration.harness import Bench, WorkerProcess, wait_until
 
 pytestmark = pytest.mark.broker
@@ -38,7 +38,6 @@ RULES = {
     "orphan_wait_ms": 600_000,
     "horizon_ms": 3_600_000,
 }
-ARRIVALS = {"message.timestamp.type": "LogAppendTime"}
 CODEC = build_codec()
 
 Place = tuple[str, int, int]
@@ -155,15 +154,7 @@ def bench(
     tmp_path: Path,
 ) -> Iterator[MisplacingBench]:
     prefix = unique_name("misplaced")
-    create_topics(
-        {
-            f"{prefix}.turns": (PARTITIONS, ARRIVALS),
-            f"{prefix}.feedback": (PARTITIONS, ARRIVALS),
-            f"{prefix}.segments": (PARTITIONS, {}),
-            f"{prefix}.dead": (PARTITIONS, {}),
-            f"{prefix}.state": (PARTITIONS, {"cleanup.policy": "compact"}),
-        }
-    )
+    create_topics(configs_of(prefix, PARTITIONS))
     made = MisplacingBench(kafka_bootstrap, tmp_path, prefix)
     yield made
     made.stop_all()

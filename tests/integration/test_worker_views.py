@@ -19,7 +19,7 @@ from streams.kafka.clients import partition_for
 from streams.ports import free_ports
 from streams.serde import build_codec
 from tests.conftest import CreateTopics
-from tests.integration.align_worker import topics_of
+from tests.integration.align_worker import configs_of, topics_of
 from tests.integration.harness import Bench, WorkerProcess, wait_until
 
 pytestmark = pytest.mark.broker
@@ -32,7 +32,6 @@ RULES = {
     "orphan_wait_ms": 1_000,
     "horizon_ms": 86_400_000,
 }
-ARRIVALS = {"message.timestamp.type": "LogAppendTime"}
 CODEC = build_codec()
 HOSTILE = "<script>alert(1)</script>"
 
@@ -132,15 +131,7 @@ def bench(
     tmp_path: Path,
 ) -> Iterator[ViewBench]:
     prefix = unique_name("view")
-    create_topics(
-        {
-            f"{prefix}.turns": (PARTITIONS, ARRIVALS),
-            f"{prefix}.feedback": (PARTITIONS, ARRIVALS),
-            f"{prefix}.segments": (PARTITIONS, {}),
-            f"{prefix}.dead": (PARTITIONS, {}),
-            f"{prefix}.state": (PARTITIONS, {"cleanup.policy": "compact"}),
-        }
-    )
+    create_topics(configs_of(prefix, PARTITIONS))
     made = ViewBench(kafka_bootstrap, tmp_path, prefix)
     yield made
     made.stop_all()
