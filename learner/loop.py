@@ -25,6 +25,7 @@ from learner.examples import ExampleFile
 from learner.feed import Feed, FeedStatus, Sealed
 from learner.hints import teaches
 from learner.kafka import KafkaWriter, connect_consumer, connect_writer
+from learner.makeup import IMBALANCE, Limits, MakeUp
 from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
 from learner.schedule import Rules, Schedule, Trigger
 from learner.warming import Warming, WarmStarted, WarmStartHooks
@@ -328,10 +329,21 @@ class Learner:
         drawn: Sequence[Candidate],
         trained: Trained,
     ) -> FinishedUpdate:
+        used = tuple(c for c in drawn if c.scored.segment.segment_id in trained.used)
+        made_up = MakeUp.of(candidate.scored for candidate in used)
+        limits = Limits(
+            max_share=self._settings.imbalance_max_share,
+            min_sign_share=self._settings.imbalance_min_sign_share,
+        )
         return FinishedUpdate(
-            metrics={**trained.metrics, STALE_METRIC: sealed.snapshot.stale_share},
+            metrics={
+                **trained.metrics,
+                STALE_METRIC: sealed.snapshot.stale_share,
+                **made_up.metrics(limits),
+            },
             optimizer_step=trained.optimizer_step,
-            used=tuple(c for c in drawn if c.scored.segment.segment_id in trained.used),
+            used=used,
+            attributes=made_up.attributes(limits),
             since=course.since,
             positions=sealed.positions,
             window=sealed.snapshot.refs,
@@ -534,12 +546,16 @@ class _Progress:
 
 
 def _log_update(version: ModelVersion, trained: Trained, sampled: int, took_ms: int) -> None:
-    numbers = " ".join(f"{name}={value:.6g}" for name, value in sorted(trained.metrics.items()))
+    numbers = " ".join(f"{name}={value:.6g}" for name, value in sorted(version.metrics.items()))
     log.info(
         "update version=%d status=%s parent=%s sampled=%d used=%d took_ms=%d %s",
         version.version, version.status.value, version.parent,
         sampled, len(trained.used), took_ms, numbers,
     )  # fmt: skip
+    if IMBALANCE in version.attributes:
+        log.warning(
+            "update unbalanced version=%d: %s", version.version, version.attributes[IMBALANCE]
+        )
 
 
 __all__ = ["Learner", "Topics", "Trained", "Trainer", "run"]

@@ -255,6 +255,8 @@ class LearnerSettings(Section):
     warm_start_save_steps: PositiveInt = 50
     gate_max_kl: PositiveFloat = 1.0
     keep_checkpoints: PositiveInt = 5
+    imbalance_max_share: Share = 0.9
+    imbalance_min_sign_share: Annotated[float, Field(ge=0, le=0.5)] = 0.1
 
     @model_validator(mode="after")
     def _require_a_weight(self) -> Self:

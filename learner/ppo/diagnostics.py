@@ -141,6 +141,23 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "warm_start/steps": "Optimizer steps of the warm start.",
         "warm_start/examples": "Examples it learned from.",
         "warm_start/left_out": "Examples longer than max_sequence_tokens.",
+        "makeup/replies": "Replies of the segments that were trained on, those left out included.",
+        "makeup/sources": "Sources (front ends) they came from.",
+        "makeup/topics": "Topics they were about, by the attribute topic; none counts as one.",
+        "makeup/versions": "Policy versions that wrote them; unknown counts as one.",
+        "makeup/largest_source_share": "Share of the source with most of them.",
+        "makeup/largest_topic_share": "Share of the topic with most of them.",
+        "makeup/largest_version_share": "Share of the policy version with most of them.",
+        "makeup/largest_session_share": "Share of the session with most of them.",
+        "makeup/unknown_version_share": "Share of those that do not say which version wrote them.",
+        "makeup/positive_share": "Share with a reward above 0.",
+        "makeup/negative_share": "Share with a reward below 0.",
+        "makeup/zero_share": "Share with a reward of 0, or none.",
+        "makeup/imbalances": (
+            "How many of the above lean too far (learner.imbalance_max_share, "
+            "imbalance_min_sign_share); the version's attribute imbalance says which. Above 0 "
+            "is an alarm."
+        ),
         "batch/samples": "Conversations in the update.",
         "batch/turns": "Replies in the update.",
         "batch/tokens": "Tokens that were trained on.",

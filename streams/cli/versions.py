@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import typer
 
 from streams.cli.common import print_json, settings_of
@@ -21,6 +24,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="List and sho
 _JSON = typer.Option(False, "--json", help="Print JSON for machines.")
 _KEY_METRICS = {"reward": "rewards/mean", "KL": "losses/approx_kl"}
 """The metrics that have a column of their own in the list, by its heading."""
+MAKE_UP = "make_up_"
+"""Begins the names of attributes that count what a version was trained on, as JSON."""
 
 
 @app.command("list")
@@ -85,7 +90,8 @@ def _open_registry(ctx: typer.Context) -> AbstractContextManager[Registry]:
 
 
 def _as_dict(version: ModelVersion) -> dict[str, Any]:
-    return asdict(version)
+    fields: dict[str, Any] = msgspec.to_builtins(version)
+    return fields
 
 
 def _print(*tables: Table) -> None:
@@ -134,13 +140,17 @@ def _show_tables(
     history: tuple[StatusChange, ...],
     lineage: tuple[SegmentUse, ...],
 ) -> list[Table]:
-    return [
+    tables = [
         _facts_table(version, is_live),
         _history_table(history),
         _gate_table(version),
         _metrics_table(version),
         _sources_table(version, lineage),
     ]
+    made_of = _made_of(version.attributes)
+    if made_of:
+        tables.insert(3, _make_up_table(made_of))
+    return tables
 
 
 def _facts_table(version: ModelVersion, is_live: bool) -> Table:
@@ -162,8 +172,37 @@ def _facts_table(version: ModelVersion, is_live: bool) -> Table:
         "steps by version": ", ".join(f"{k}: {n}" for k, n in version.behaviour_versions.items()),
         "settings": version.config_hash,
     }
-    for name, value in facts.items():
+    counted = _made_of(version.attributes)
+    attributes = {
+        name: value
+        for name, value in sorted(version.attributes.items())
+        if name.removeprefix(MAKE_UP) not in counted
+    }
+    for name, value in (facts | attributes).items():
         _add_row(table, name, value)
+    return table
+
+
+def _made_of(attributes: Mapping[str, str]) -> dict[str, dict[str, int]]:
+    """Counts of what a version was trained on, by what is counted; an attribute that is no such
+    JSON object is not among them."""
+    found = {}
+    for name, text in sorted(attributes.items()):
+        if name.startswith(MAKE_UP):
+            with suppress(ValueError):
+                counts = json.loads(text)
+                if isinstance(counts, dict):
+                    found[name.removeprefix(MAKE_UP)] = counts
+    return found
+
+
+def _make_up_table(made_of: Mapping[str, Mapping[str, int]]) -> Table:
+    from rich.table import Table
+
+    table = Table("replies by", "", "count", title="made of")
+    for kind, counts in made_of.items():
+        for name, count in counts.items():
+            _add_row(table, kind, name, count)
     return table
 
 

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from learner.examples import ExampleFile
 from learner.feed import Feed, FeedStatus
@@ -172,6 +173,25 @@ def test_learns_publishes_and_stops_after_max_updates(bench: Bench) -> None:
     assert version.segment_count == 3
     assert version.source_offsets[0].end == 5
     assert len(bench.registry.lineage("default", 1)) == 3
+
+
+def test_a_version_says_what_it_was_made_of_and_that_it_leans(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench.arrive(*(scored(f"s{n}", reward=1.0, policy_version=0) for n in range(18)))
+    with caplog.at_level("WARNING"):
+        assert bench.run(FakeTrainer(), batch_segments=17, imbalance_min_sign_share=0.0) == 1
+        assert "unbalanced" not in caplog.text
+        bench.arrive(*(scored(f"t{n}", reward=1.0) for n in range(4)))
+        assert bench.run(FakeTrainer(), batch_segments=30) == 1
+    first, second = bench.writer.versions()
+    assert json.loads(first.attributes["make_up_source"]) == {"test": 17}
+    assert json.loads(second.attributes["make_up_version"]) == {"0": 18, "unknown": 4}
+    assert "imbalance" not in first.attributes
+    assert second.attributes["imbalance"] == "sign negative: 0 of 22 replies with a reward"
+    assert second.metrics["makeup/positive_share"] == 1.0
+    assert (first.metrics["makeup/imbalances"], second.metrics["makeup/imbalances"]) == (0.0, 1.0)
+    assert f"update unbalanced version=2: {second.attributes['imbalance']}" in caplog.text
 
 
 def test_an_empty_registry_and_topic_publish_nothing(bench: Bench) -> None:

@@ -87,6 +87,27 @@ def test_nothing_of_a_version_is_cut_off(capsys: pytest.CaptureFixture[str]) -> 
     assert "…" not in shown
 
 
+def test_a_version_shows_what_it_was_made_of_and_its_other_attributes(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    attributes = {
+        "make_up_source": '{"web": 31, "app": 2}',
+        "make_up_sign": '{"positive": 33}',
+        "make_up_odd": "not JSON",
+        "imbalance": "source web: 31 of 33 replies",
+        "warm_start_file": "labels.jsonl",
+    }
+    for table in _show_tables(version(1, attributes=attributes), True, (), ()):
+        Console(width=80).print(table)
+    rows = [line.strip("│┃ ").split("│") for line in capsys.readouterr().out.splitlines()]
+    shown = {tuple(cell.strip() for cell in row) for row in rows}
+    assert {("source", "web", "31"), ("source", "app", "2"), ("sign", "positive", "33")} <= shown
+    assert ("imbalance", "source web: 31 of 33 replies") in shown
+    assert ("warm_start_file", "labels.jsonl") in shown
+    assert ("make_up_odd", "not JSON") in shown
+    assert not any(row[0] == "make_up_source" for row in shown)
+
+
 @pytest.mark.parametrize(("command", "folder"), [("up", "run"), ("demo", "demo")])
 def test_a_second_pipeline_in_one_folder_is_refused(
     command: str, folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
