@@ -31,8 +31,10 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
+
+from msgspec.structs import replace
 
 from learner.chat import Chat, chat_message, tool_call_entry
 from learner.hints import HintSource, hint_of, teacher_prompt, teaches

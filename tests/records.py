@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import fields
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
+from msgspec.structs import fields, replace
 
 from streams.contracts import DialogueTurn, Record
 
@@ -19,22 +19,20 @@ _IDS = {"event_id", "session_id", "turn_id", "policy"}
 
 def records(record_type: type[Record]) -> st.SearchStrategy[Any]:
     """Valid records of ``record_type``, every field drawn from its declared type."""
-    built = _dataclass(record_type)
+    built = _struct(record_type)
     if record_type is DialogueTurn:
         return built.map(_match_logprobs)
     return built
 
 
 def _match_logprobs(turn: Any) -> Any:
-    from dataclasses import replace
-
     logprobs = turn.behaviour_logprobs
     if logprobs is None:
         return turn
     return replace(turn, token_ids=tuple(range(len(logprobs))))
 
 
-def _dataclass(cls: Any) -> st.SearchStrategy[Any]:
+def _struct(cls: Any) -> st.SearchStrategy[Any]:
     hints = get_type_hints(cls)
     return st.builds(cls, **{f.name: _field(f.name, hints[f.name]) for f in fields(cls)})
 
@@ -68,4 +66,4 @@ def _of_type(hint: Any) -> st.SearchStrategy[Any]:
         ),
         bytes: st.binary(max_size=20),
     }
-    return simple[hint] if hint in simple else _dataclass(hint)
+    return simple[hint] if hint in simple else _struct(hint)

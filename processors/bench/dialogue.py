@@ -18,7 +18,9 @@ from __future__ import annotations
 import heapq
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role, Sampling
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import msgspec
+from msgspec.structs import replace
 
 from processors.feedback_align import codec as state_codec
 from processors.feedback_align import machine

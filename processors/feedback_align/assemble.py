@@ -6,10 +6,11 @@ The byte-level choices are numbered in docs/decisions/0001-segment-bytes.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 
 import msgspec
+from msgspec.structs import replace
 
 from processors.feedback_align.bodies import Bodies
 from processors.feedback_align.model import Feedback, Segment, Session, Turn, order

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import msgspec
+from msgspec.structs import replace
 
 from processors.feedback_align.model import Fact, Feedback, Life, Session, Turn
 from streams.contracts import (

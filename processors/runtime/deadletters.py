@@ -6,7 +6,7 @@ value is cut, and so are a key, headers and a message of unusual size; ``attribu
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from processors.runtime.records import Output, RawRecord
 from streams.contracts import DeadLetter, DeadLetterReason, RecordHeader

@@ -74,7 +74,7 @@ def _parse(
 ) -> T:
     if not isinstance(item, dict):
         raise InvalidRecordError(f"[{index}]: must be an object")
-    unknown = sorted(set(item) - set(record_type.__dataclass_fields__))
+    unknown = sorted(set(item) - set(record_type.__struct_fields__))
     if unknown:
         raise InvalidRecordError(f"[{index}]: unknown field {', '.join(unknown)}")
     fields = {"event_id": f"event-{secrets.token_hex(12)}", **defaults, **item}

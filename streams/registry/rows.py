@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
+from msgspec.structs import asdict as fields_of
+from msgspec.structs import replace
 from sqlalchemy import Select, func, select
 from sqlalchemy.orm import Session
 
@@ -133,7 +135,7 @@ def first_change(version: ModelVersion, live: int | None) -> StatusChangeRow:
         status=version.status.value,
         previous_live=live,
         reason=version.reason,
-        gate=[asdict(decision) for decision in version.gate],
+        gate=[fields_of(decision) for decision in version.gate],
         changed_at=version.event_time,
         event_id=version.event_id,
     )
@@ -142,7 +144,7 @@ def first_change(version: ModelVersion, live: int | None) -> StatusChangeRow:
 def offset_rows(version: ModelVersion) -> list[SourceOffsetRow]:
     """The log a version has seen."""
     return [
-        SourceOffsetRow(policy=version.policy, version=version.version, **asdict(offsets))
+        SourceOffsetRow(policy=version.policy, version=version.version, **fields_of(offsets))
         for offsets in version.source_offsets
     ]
 

@@ -1,15 +1,16 @@
-"""The schema files, the dataclasses and the codec say the same."""
+"""The schema files, the records and the codec say the same."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, fields
 from enum import Enum
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import pytest
+from msgspec import NODEFAULT
+from msgspec.structs import fields
 
 from streams.contracts import RECORD_TYPES, Record
 from streams.resources import resource_path
@@ -67,13 +68,13 @@ def shape_of(schema: Any) -> Any:
     return {"int": "integer", "long": "integer"}.get(schema, str(schema).rpartition(".")[2])
 
 
-def dataclasses_below(cls: Any, found: dict[str, Any]) -> dict[str, Any]:
+def structs_below(cls: Any, found: dict[str, Any]) -> dict[str, Any]:
     if cls.__name__ not in found:
         found[cls.__name__] = cls
         for hint in get_type_hints(cls).values():
             for inner in {hint, *get_args(hint), *(b for a in get_args(hint) for b in get_args(a))}:
-                if hasattr(inner, "__dataclass_fields__"):
-                    dataclasses_below(inner, found)
+                if hasattr(inner, "__struct_fields__"):
+                    structs_below(inner, found)
                 elif isinstance(inner, type) and issubclass(inner, Enum):
                     found[inner.__name__] = inner
     return found
@@ -81,9 +82,9 @@ def dataclasses_below(cls: Any, found: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("record_type", RECORD_TYPES, ids=lambda r: r.__name__)
 class TestEachRecord:
-    def test_dataclasses_mirror_the_schema_field_for_field(self, record_type: type[Record]) -> None:
+    def test_structs_mirror_the_schema_field_for_field(self, record_type: type[Record]) -> None:
         schemas = named_types(json.loads(current_text(record_type)), {})
-        classes = dataclasses_below(record_type, {})
+        classes = structs_below(record_type, {})
         assert schemas.keys() == classes.keys()
         for name, schema in schemas.items():
             if schema["type"] == "enum":
@@ -96,14 +97,14 @@ class TestEachRecord:
 
     def test_defaults_agree(self, record_type: type[Record]) -> None:
         schemas = named_types(json.loads(current_text(record_type)), {})
-        for name, cls in dataclasses_below(record_type, {}).items():
+        for name, cls in structs_below(record_type, {}).items():
             if schemas[name]["type"] == "enum":
                 continue
             written = {f["name"]: f["default"] for f in schemas[name]["fields"] if "default" in f}
             declared = {
-                f.name: f.default_factory() if f.default_factory is not MISSING else f.default
+                f.name: f.default_factory() if f.default_factory is not NODEFAULT else f.default
                 for f in fields(cls)
-                if f.default is not MISSING or f.default_factory is not MISSING
+                if f.default is not NODEFAULT or f.default_factory is not NODEFAULT
             }
             assert written == {k: [] if v == () else v for k, v in declared.items()}
 

@@ -13,10 +13,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 
 from confluent_kafka import KafkaError, Message, Producer
+from msgspec.structs import replace
 
 from streams.contracts import DeadLetterReason, DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.kafka.clients import partition_for

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from streams.contracts import (
     DialogueTurn,

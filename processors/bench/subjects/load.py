@@ -9,12 +9,13 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from processors.bench.dialogue import DialoguePlan, Event, conversations
 from streams.contracts import DialogueTurn

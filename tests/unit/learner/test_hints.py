@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from learner import tiny
 from learner.batch import BuildRules, BuiltSamples, TrainingSample, build_samples

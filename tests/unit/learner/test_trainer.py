@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from learner.adapters import ADAPTER_FILES
 from learner.checkpoint import LearnerState

@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from learner.window import Arrival, Candidate, Snapshot, Window, sample, segment_tokens
 from streams.contracts import Message, Role, ScoredSegment, SourceRef

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from random import Random
+
+from msgspec.structs import replace
 
 from processors.feedback_align.machine import Advance, Arrival, Input
 from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role, TurnType

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import msgspec
+from msgspec.structs import replace
 
 from processors.reward.agent import RewardProcessor
 from processors.reward.formulas import score_segment

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from streams.contracts import GateDecision, ModelVersion, OffsetRange, SourceRef, VersionStatus
 from streams.registry import Checkpoint

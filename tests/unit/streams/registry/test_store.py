@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
@@ -157,7 +158,7 @@ def test_a_failed_record_leaves_nothing(registry: Registry) -> None:
 
 def test_a_number_that_json_cannot_hold_is_refused(registry: Registry) -> None:
     with pytest.raises(RegistryError, match="JSON compliant"):
-        registry.record(replace(FULL, metrics={"loss": float("nan")}))
+        registry.record(msgspec.structs.replace(FULL, metrics={"loss": float("nan")}))
 
 
 def test_a_version_cannot_be_changed(registry: Registry) -> None:

@@ -1,9 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from streams.contracts import (
     DialogueTurn,
@@ -86,7 +86,7 @@ def test_what_cannot_be_read_says_why(
 )
 def test_a_turn_that_breaks_its_contract_is_invalid(change: dict[str, object], says: str) -> None:
     with pytest.raises(InvalidRecordError, match=says):
-        CODEC.decode(CODEC.encode(replace(TURN, **change)), DialogueTurn)  # type: ignore[arg-type]
+        CODEC.decode(CODEC.encode(replace(TURN, **change)), DialogueTurn)
 
 
 def test_feedback_must_have_a_finite_value() -> None:
@@ -111,7 +111,7 @@ def test_an_unknown_symbol_reads_as_unknown() -> None:
 
 def test_a_field_of_the_wrong_type_cannot_be_written() -> None:
     with pytest.raises(InvalidRecordError, match="DialogueTurn"):
-        CODEC.encode(replace(TURN, event_time="now"))  # type: ignore[arg-type]
+        CODEC.encode(replace(TURN, event_time="now"))
 
 
 def test_an_oversized_record_is_refused_both_ways() -> None:
@@ -173,7 +173,7 @@ def test_a_missing_schema_is_named(tmp_path: Path) -> None:
     ids=str,
 )
 def test_numbers_of_more_than_32_bits_are_invalid(change: dict[str, object]) -> None:
-    turn: DialogueTurn = replace(TURN, **change)  # type: ignore[arg-type]
+    turn: DialogueTurn = replace(TURN, **change)
     with pytest.raises(InvalidRecordError, match="32 bits"):
         validate(turn)
     with pytest.raises(InvalidRecordError, match="32 bits"):
@@ -182,6 +182,6 @@ def test_numbers_of_more_than_32_bits_are_invalid(change: dict[str, object]) -> 
 
 @pytest.mark.parametrize("field", ["event_time", "policy_version"])
 def test_a_json_number_that_avro_cannot_hold_is_invalid(field: str) -> None:
-    broken = encode_json(replace(TURN, **{field: 1 << 63}))  # type: ignore[arg-type]
+    broken = encode_json(replace(TURN, **{field: 1 << 63}))
     with pytest.raises(InvalidRecordError, match="DialogueTurn"):
         CODEC.decode(broken, DialogueTurn)
