@@ -1,10 +1,10 @@
 """Settings: one typed file plus the environment, loaded once, frozen.
 
-Order, first wins: environment, the file, the defaults below. Every key can be set in the
-environment as ``CLAWSTREAM_<SECTION>__<KEY>``; the four addresses also answer to the short
-names that DESIGN gives them (``KAFKA_BOOTSTRAP_SERVERS``, ``SCHEMA_REGISTRY_URL``,
-``REGISTRY_URL``, ``ARTIFACTS_URL``). Unknown keys and unknown ``CLAWSTREAM_`` names are
-refused, so that a misspelt setting never passes for a default.
+Order, first wins: environment, the file, the preset that either names, the defaults below.
+Every key can be set in the environment as ``CLAWSTREAM_<SECTION>__<KEY>``; the four addresses
+also answer to the short names that DESIGN gives them (``KAFKA_BOOTSTRAP_SERVERS``,
+``SCHEMA_REGISTRY_URL``, ``REGISTRY_URL``, ``ARTIFACTS_URL``). Unknown keys and unknown
+``CLAWSTREAM_`` names are refused, so that a misspelt setting never passes for a default.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import difflib
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 from urllib.parse import urlsplit
 
 import yaml
@@ -56,9 +56,18 @@ def _http_url(value: str) -> str:
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
 """An address, or several with commas between them, as text."""
 
+Preset = Literal["customer-service", "personal-assistant", "game-npc"]
+"""Settings for a kind of dialogue, under the user's own: a file of this name in ``presets``."""
+
+PRESETS: tuple[str, ...] = get_args(Preset)
+
 ENV_PREFIX = "CLAWSTREAM_"
+PRESET_ENV = "CLAWSTREAM_PRESET"
+"""Names the preset; stands above the file's ``preset``."""
 CONFIG_ENV = "CLAWSTREAM_CONFIG"
 """Names the settings file, for processes that are started without ``--config``."""
+
+_PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
 class Section(BaseModel):
@@ -346,6 +355,7 @@ class Settings(BaseSettings):
         populate_by_name=True,
     )
 
+    preset: Preset | None = None
     data_dir: Path = Path(".clawstream")
     schema_registry_url: HttpUrl | None = Field(
         default=None,
@@ -433,6 +443,9 @@ def load_settings(
         path = Path(env[CONFIG_ENV])
     _refuse_unknown_names(env)
     values = _read_file(path) if path is not None else {}
+    name = env.get(PRESET_ENV) or values.get("preset")
+    if name in PRESETS:
+        values = _over(_read_file(_PRESET_FOLDER / f"{name}.yaml"), values)
     try:
         settings = Settings(**values)
     except ValidationError as error:
@@ -449,6 +462,16 @@ def load_settings(
         )
         settings = settings.model_copy(update={"kafka": kafka})
     return settings
+
+
+def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, sections key by key; what is in both is as it is above."""
+    merged = dict(below)
+    for key, value in above.items():
+        known = merged.get(key)
+        both = isinstance(known, Mapping) and isinstance(value, Mapping)
+        merged[key] = _over(known, value) if both else value
+    return merged
 
 
 def _read_file(path: Path) -> dict[str, Any]:

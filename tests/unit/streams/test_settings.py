@@ -127,3 +127,25 @@ align: {settle_ms: 5000}
     assert isinstance(again, Settings)
     assert again.kafka.sasl_password is not None
     assert again.kafka.sasl_password.get_secret_value() == "p: #w"
+
+
+def test_a_preset_stands_below_the_file_and_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, "preset: game-npc\nlearner: {epochs: 3}\nalign: {settle_ms: 5}\n")
+    monkeypatch.setenv("CLAWSTREAM_LEARNER__KL_COEF", "0.7")
+    settings = load_settings(path)
+    assert settings.preset == "game-npc"
+    assert (settings.learner.epochs, settings.learner.kl_coef) == (3, 0.7)
+    assert settings.learner.batch_segments == 1_024
+    assert (settings.align.settle_ms, settings.align.gap_ms) == (5, 300_000)
+    monkeypatch.setenv("CLAWSTREAM_PRESET", "customer-service")
+    assert load_settings(path).learner.batch_segments == 128
+    assert load_settings().learner.window_segments == 1_500
+
+
+def test_an_unknown_preset_and_a_wrong_section_under_a_preset_are_named(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match=r"preset: .*'customer-service'.*'game-npc'"):
+        load_settings(write(tmp_path, "preset: chess\n"))
+    with pytest.raises(SettingsError, match="learner: must be a mapping"):
+        load_settings(write(tmp_path, "preset: game-npc\nlearner: 3\n"))
