@@ -138,9 +138,11 @@ class RewardSettings(Section):
     process_continued: Share = 0.0
     process_details: Share = 0.0
     text_signals: bool = True
+    tool_errors: bool = True
     repetition: Points = -0.8
     correction: Points = -1.2
     confirmation: Points = 0.5
+    tool_error: Points = -0.5
     decay: Share = 0.9
     repetition_similarity: Share = 0.8
     dwell_saturation_ms: PositiveInt = 60_000

@@ -26,7 +26,7 @@ from functools import lru_cache
 
 from pydantic import SecretStr
 
-from processors.reward.signals import Signal, find, repeats
+from processors.reward.signals import Signal, find, repeats, tool_error
 from streams.contracts import (
     FeedbackKind,
     Message,
@@ -40,7 +40,7 @@ from streams.contracts import (
 )
 from streams.settings import RewardSettings
 
-FORMULA_ID = "composite-1"
+FORMULA_ID = "composite-2"
 """Name and version of these formulas; changes whenever equal input may score differently."""
 
 
@@ -70,11 +70,11 @@ BELIEVED = Credibility()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSignal:
-    """A signal in a user's turn after a reply.
+    """A signal in a user's or a tool's turn after a reply.
 
     Args:
         signal: What it says.
-        turn_id: The user's turn.
+        turn_id: The turn.
         history_length: User turns between the reply and this turn; 0 for the next one.
         detail: The words that gave it away, or the similarity.
         content: The whole turn.
@@ -363,11 +363,13 @@ def _signals(step: Step, context: StepContext, settings: RewardSettings) -> list
     ]
     sent = readable(step.feedback, SIGNAL_KINDS)
     if sent:
-        found = [
+        found = [line for line in found if line[0] is Signal.TOOL_ERROR]
+        found += [
             (SIGNAL_KINDS[item.kind], _turns_before(item, context), f"event {item.event_id}")
             for item, _ in sent
         ]
     points = {
+        Signal.TOOL_ERROR: settings.tool_error,
         Signal.REPETITION: settings.repetition,
         Signal.CORRECTION: settings.correction,
         Signal.CONFIRMATION: settings.confirmation,
@@ -400,6 +402,7 @@ def contexts(
         asked = _asked(step.context) or asked
         later = _later_user_turns(segment.steps, index)
         signals = _text_signals(asked, later, settings) if settings.text_signals else ()
+        signals += _tool_errors(segment.steps, index) if settings.tool_errors else ()
         result.append(
             StepContext(
                 segment=segment,
@@ -434,6 +437,30 @@ def _later_user_turns(steps: Sequence[Step], index: int) -> tuple[Message, ...]:
         if message is not None and message.role is Role.USER:
             turns.setdefault(message.turn_id, message)
     return tuple(turns.values())
+
+
+def _tool_errors(steps: Sequence[Step], index: int) -> tuple[TextSignal, ...]:
+    """What the tools that a reply called had to complain about, one signal for each answer."""
+    calls = {call.id for call in steps[index].tool_calls or ()}
+    following = steps[index + 1].context if index + 1 < len(steps) else ()
+    answers = (
+        message
+        for message in following
+        if message.role is Role.TOOL
+        and not message.carried
+        and (not calls or message.tool_call_id is None or message.tool_call_id in calls)
+    )
+    return tuple(
+        TextSignal(
+            signal=Signal.TOOL_ERROR,
+            turn_id=answer.turn_id,
+            history_length=0,
+            detail=f'"{words}"',
+            content=answer.content,
+        )
+        for answer in answers
+        if (words := tool_error(answer.content)) is not None
+    )
 
 
 def _text_signals(

@@ -230,6 +230,49 @@ def test_every_component_is_bounded_named_and_registered() -> None:
 # --- Text signals -----------------------------------------------------------------------------
 
 
+def called(*answers: Message, calls: tuple[str, ...] = ("c1",)) -> TrajectorySegment:
+    """A reply that calls tools, and one that goes on with what they answered."""
+    wanted = tuple(ToolCall(id=name, name="run", arguments="{}") for name in calls)
+    return segment([reply("a1", tool_calls=wanted), reply("a2", context=answers)])
+
+
+def answered(content: str, call: str | None = "c1", **more: Any) -> Message:
+    return Message(
+        turn_id=f"t-{call}",
+        role=Role.TOOL,
+        content=content,
+        event_time=1,
+        tool_call_id=call,
+        **more,
+    )
+
+
+def test_a_tool_that_failed_counts_against_the_reply_that_called_it() -> None:
+    called_it, went_on = score_segment(called(answered("main.c:3:1: error: x")), SETTINGS).rewards
+    assert value_of(called_it, "implicit") == -0.5
+    assert value_of(went_on, "implicit") is None
+    assert any('tool_error in turn t-c1 ("main.c:3:1: error")' in r for r in called_it.reasons)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        answered("0 errors"),
+        answered("main.c:3:1: error: x", call="another"),
+        answered("main.c:3:1: error: x", carried=True),
+    ],
+)
+def test_other_answers_of_tools_say_nothing(answer: Message) -> None:
+    assert value_of(score_segment(called(answer), SETTINGS).rewards[0], "implicit") is None
+
+
+def test_tool_errors_add_up_and_can_be_turned_off() -> None:
+    two = called(answered("fatal: x", "c1"), answered("fatal: y", "c2"), calls=("c1", "c2"))
+    assert value_of(score_segment(two, SETTINGS).rewards[0], "implicit") == -1.0
+    off = RewardSettings(tool_errors=False)
+    assert value_of(score_segment(two, off).rewards[0], "implicit") is None
+
+
 def test_the_next_turns_words_score_the_reply() -> None:
     right, wrong = score_segment(
         conversation("Where is Rome?", "Thanks, that works", "No, that's wrong"), SETTINGS
@@ -237,7 +280,7 @@ def test_the_next_turns_words_score_the_reply() -> None:
     assert value_of(right, "implicit") == pytest.approx(0.5)
     assert value_of(wrong, "implicit") == -1.0
     assert right.reward == pytest.approx(0.15)
-    assert any('confirmation in turn u1 ("that works")' in line for line in right.reasons)
+    assert any('confirmation in turn u1 ("thanks")' in line for line in right.reasons)
 
 
 def test_a_repetition_is_charged_to_the_reply_that_had_answered_it() -> None:

@@ -1,0 +1,127 @@
+"""The labelled cases of the text signals, their two halves, and how well the rules do on each.
+
+``python -m tests.unit.processors.reward.labelled`` prints the table; ``--misses tuning`` lists
+what the rules get wrong in that half. Rules are changed by what the tuning half shows alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from processors.reward.signals import Signal, find, repeats, tool_error
+from streams.settings import RewardSettings
+
+FILE = Path(__file__).with_name("labelled.tsv")
+LINE_BREAK = "⏎"
+REPORTED = (
+    Signal.REPETITION,
+    Signal.CORRECTION,
+    Signal.CONFIRMATION,
+    Signal.DIRECTIVE,
+    Signal.TOOL_ERROR,
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One text with the signals it gives."""
+
+    language: str
+    role: str
+    signals: frozenset[Signal]
+    text: str
+    earlier: str | None
+
+    @property
+    def held_out(self) -> bool:
+        """Whether it is in the half that the rules were not tuned on: by its text's digest."""
+        return hashlib.sha256(self.text.encode()).digest()[0] % 2 == 1
+
+
+@dataclass(frozen=True)
+class Score:
+    """How often one signal was found rightly, wrongly, and not at all."""
+
+    signal: Signal
+    right: int
+    wrong: int
+    missed: int
+
+    @property
+    def precision(self) -> float:
+        return self.right / max(1, self.right + self.wrong)
+
+    @property
+    def recall(self) -> float:
+        return self.right / max(1, self.right + self.missed)
+
+
+def load() -> list[Case]:
+    """All cases, in the file's order."""
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    return [_case(line) for line in lines if line and not line.startswith("#")]
+
+
+def _case(line: str) -> Case:
+    language, role, names, text, *earlier = line.split("\t")
+    signals = frozenset(Signal(name) for name in names.split(",") if name != "-")
+    (before,) = earlier or (None,)
+    return Case(language, role, signals, text.replace(LINE_BREAK, "\n"), before)
+
+
+def found(case: Case) -> frozenset[Signal]:
+    """The signals that the rules find in ``case``, of those that are reported."""
+    if case.role == "tool":
+        return frozenset() if tool_error(case.text) is None else frozenset({Signal.TOOL_ERROR})
+    signals = {match.signal for match in find(case.text)}
+    threshold = RewardSettings().repetition_similarity
+    if case.earlier is not None and repeats(case.text, [case.earlier], threshold) is not None:
+        signals.add(Signal.REPETITION)
+    return frozenset(signals) & frozenset(REPORTED)
+
+
+def scores(cases: Iterable[Case]) -> list[Score]:
+    """How well the rules do on ``cases``, signal by signal."""
+    pairs = [(case.signals, found(case)) for case in cases]
+    return [
+        Score(
+            signal,
+            right=sum(signal in wanted and signal in got for wanted, got in pairs),
+            wrong=sum(signal not in wanted and signal in got for wanted, got in pairs),
+            missed=sum(signal in wanted and signal not in got for wanted, got in pairs),
+        )
+        for signal in REPORTED
+    ]
+
+
+def table(cases: Iterable[Case]) -> str:
+    """``scores`` as a Markdown table."""
+    rows = [
+        f"| {s.signal.value} | {s.right + s.missed} | {s.precision:.2f} | {s.recall:.2f} |"
+        for s in scores(cases)
+    ]
+    head = ["| signal | cases | precision | recall |", "|---|--:|--:|--:|"]
+    return "\n".join([*head, *rows]) + "\n"
+
+
+def main() -> None:
+    """Print how well the rules do on each half."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--misses", choices=["tuning", "held-out"])
+    wanted = parser.parse_args().misses
+    for name, held_out in (("tuning", False), ("held-out", True)):
+        half = [case for case in load() if case.held_out is held_out]
+        print(f"{name}: {len(half)} cases\n\n{table(half)}")
+        for language in ("en", "zh"):
+            print(f"{name}, {language}\n\n{table(c for c in half if c.language == language)}")
+        for case in half if wanted == name else ():
+            if found(case) != case.signals:
+                print(f"{sorted(case.signals)} found {sorted(found(case))}: {case.text!r}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""How well the text signals do on labelled cases; the goal is kept on the held-out half."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.processors.reward.labelled import REPORTED, load, scores, table
+
+CASES = load()
+MIN_PRECISION = 0.9
+MIN_RECALL = 0.8
+
+
+def test_the_file_is_large_enough_and_each_half_has_every_signal() -> None:
+    assert min(Counter(case.language for case in CASES).values()) >= 100
+    for held_out in (False, True):
+        half = [case for case in CASES if case.held_out is held_out]
+        found = Counter(signal for case in half for signal in case.signals)
+        assert min(found[signal] for signal in REPORTED) >= 10
+        assert sum(not case.signals for case in half) >= 60
+
+
+def test_no_case_is_in_the_file_twice() -> None:
+    assert len({(case.text, case.earlier) for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("held_out", [False, True], ids=["tuning", "held-out"])
+def test_precision_and_recall_of_each_signal(
+    held_out: bool, record_property: Callable[[str, object], None]
+) -> None:
+    half = [case for case in CASES if case.held_out is held_out]
+    record_property("table", table(half))
+    low = [s for s in scores(half) if s.precision < MIN_PRECISION or s.recall < MIN_RECALL]
+    assert not low, table(half)
