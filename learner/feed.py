@@ -6,10 +6,12 @@ checkpoint names the records its window held and, per partition, the next record
 where the checkpoint ends; a segment that arrived after the snapshot of the newest version is
 therefore read again and is new again, whatever happened to the process in between.
 
-One thread reads, decodes and adds to the window; the trainer takes sealed snapshots. They meet
-in one lock, held for a batch's additions or for the copying of a snapshot, never for I/O and
-never for training. A record that cannot be used goes to the dead letters, acknowledged, before
-the position moves past it.
+One thread reads, decodes, packs and adds to the window; the trainer takes sealed snapshots.
+They meet in one lock, held for a batch's additions or for the copying of a snapshot, never for
+I/O, never for decoding or packing, and never for training. Partitions are assigned, not
+subscribed to: the consumer joins no group that could throw it out, however long an update
+takes. A record that cannot be used goes to the dead letters, acknowledged, before the position
+moves past it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from learner.kafka import Outgoing
-from learner.window import Snapshot, Window
+from learner.window import Packed, Snapshot, Window
 from streams.clock import Clock
 from streams.contracts import (
     TICK_HEADER,
@@ -79,6 +81,7 @@ class FeedStatus:
     available_segments: int
     segments: int
     tokens: int
+    held_bytes: int
     arrivals: Mapping[str, int]
 
 
@@ -179,6 +182,7 @@ class Feed:
                 available_segments=self._window.available_segments,
                 segments=len(self._window),
                 tokens=self._window.tokens,
+                held_bytes=self._window.held_bytes,
                 arrivals=dict(self._arrivals),
             )
 
@@ -253,7 +257,7 @@ class Feed:
         found = self._read_again(wanted, ends)
         for ref in checkpoint.window:
             if ref in found:
-                self._window.add(ref, found[ref])
+                self._window.add(found[ref])
         self._window.seal()
         missing = len(wanted) - len(found)
         if missing:
@@ -262,14 +266,14 @@ class Feed:
 
     def _read_again(
         self, wanted: set[SourceRef], ends: Mapping[int, int]
-    ) -> dict[SourceRef, ScoredSegment]:
+    ) -> dict[SourceRef, Packed]:
         starts: dict[int, int] = {}
         for ref in wanted:
             if ref.partition in ends:
                 starts[ref.partition] = min(starts.get(ref.partition, ref.offset), ref.offset)
         open_partitions = set(starts)
         self._assign(starts)
-        found: dict[SourceRef, ScoredSegment] = {}
+        found: dict[SourceRef, Packed] = {}
         while open_partitions and not self._stopping.is_set():
             for message in self._consumer.consume(_BATCH, _POLL_S):
                 if _ends(message, ends):
@@ -277,7 +281,7 @@ class Feed:
                 elif self._is_record(message) and _ref(message) in wanted:
                     scored = self._decode_again(message)
                     if scored is not None:
-                        found[_ref(message)] = scored
+                        found[_ref(message)] = self._window.pack(_ref(message), scored)
         return found
 
     def _decode_again(self, message: Any) -> ScoredSegment | None:
@@ -303,8 +307,8 @@ class Feed:
             self._failure = LearnerError(f"the feed failed: {error!r}; the log has the traceback")
 
     def _take(self, messages: Sequence[Any]) -> None:
-        """Decode a batch, write its dead letters, then move window and positions together."""
-        arrived: list[tuple[SourceRef, ScoredSegment]] = []
+        """Decode and pack a batch, write its dead letters, then append it."""
+        arrived: list[Packed] = []
         rejected: list[tuple[Any, RecordError]] = []
         records = [message for message in messages if self._is_record(message)]
         self._require_order(records)
@@ -315,28 +319,45 @@ class Feed:
                 rejected.append((message, error))
             else:
                 if scored is not None:
-                    arrived.append((_ref(message), scored))
-        if not self._bury(rejected):
-            return
-        past_uses = self._past_uses([scored for _, scored in arrived])
+                    arrived.append(self._window.pack(_ref(message), scored))
+        if self._bury(rejected):
+            past_uses = self._past_uses(arrived)
+            self.append(arrived, past_uses, records, dead_letters=len(rejected))
+
+    def append(
+        self,
+        arrived: Sequence[Packed],
+        past_uses: Mapping[str, int],
+        records: Sequence[Any],
+        *,
+        dead_letters: int,
+    ) -> None:
+        """Move window and positions together: what arrivals and trainer meet in.
+
+        Args:
+            arrived: What enters the window.
+            past_uses: How often an earlier revision was used, by segment.
+            records: The Kafka messages that are done with this.
+            dead_letters: How many of them could not be used.
+        """
         with self._lock:
-            for ref, scored in arrived:
-                uses = past_uses.get(scored.segment.segment_id, 0)
-                self._arrivals[self._window.add(ref, scored, past_uses=uses).value] += 1
+            for packed in arrived:
+                uses = past_uses.get(packed.segment_id, 0)
+                self._arrivals[self._window.add(packed, past_uses=uses).value] += 1
             for message in records:
                 self._positions[message.partition()] = message.offset() + 1
-            self._arrivals["dead_letter"] += len(rejected)
+            self._arrivals["dead_letter"] += dead_letters
 
-    def _past_uses(self, arrived: Sequence[ScoredSegment]) -> Mapping[str, int]:
+    def _past_uses(self, arrived: Sequence[Packed]) -> Mapping[str, int]:
         """How often versions used the segments of which a revision comes back.
 
         The window forgets the uses of what leaves it; a start would know them from the
         registry, so a running learner asks as well.
         """
         returning = [
-            scored.segment.segment_id
-            for scored in arrived
-            if scored.segment.revision > 0 and scored.segment.segment_id not in self._window
+            packed.segment_id
+            for packed in arrived
+            if packed.revision > 0 and packed.segment_id not in self._window
         ]
         return self._uses_of(returning) if returning else {}
 

@@ -10,6 +10,7 @@ between two micro-batches, never its publication.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -538,10 +539,11 @@ class _Progress:
             return
         self._shown, self._shown_at_ms = status, now_ms
         log.info(
-            "waiting new=%d/%d available=%d/%d window=%d tokens=%d arrived=%s",
+            "waiting new=%d/%d available=%d/%d window=%d tokens=%d kb=%d arrived=%s",
             status.new_segments, self._settings.update_segments,
             status.available_segments, self._settings.min_sample_size,
-            status.segments, status.tokens, dict(sorted(status.arrivals.items())),
+            status.segments, status.tokens, math.ceil(status.held_bytes / 1_000),
+            dict(sorted(status.arrivals.items())),
         )  # fmt: skip
 
 

@@ -18,19 +18,33 @@ new and are sampled. The others keep their place: a rollback can make them usabl
 
 What came first leaves first. Uses are counted as long as a segment is here; of one that comes
 back (a revision after the caps or a mark removed it) whoever adds it says how often it was used.
+
+A segment is kept as compressed bytes beside the few numbers the rules need (`Packed`), and is
+made whole again when it is drawn. As objects, 3,000 long segments take gigabytes: servers name
+the whole conversation's tokens as the prompt of every reply. Compressed, each token is there
+about once. Packing is the costly part of an arrival and needs nothing of the window: it is done
+before, outside of whatever guards it.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
-from collections.abc import Callable, Iterable, Mapping
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from streams.contracts import Message, ScoredSegment, SourceRef, Step
 
 _BYTES_PER_TOKEN = 4
 """Of text that came without token ids; rough, and enough for a soft cap."""
+
+_QUICK = 1
+"""zlib's level: repeated prompts are found at any, and arrivals should not wait for more."""
 
 
 class Arrival(StrEnum):
@@ -44,10 +58,55 @@ class Arrival(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A segment that may be sampled, and where it was read."""
+    """A segment that was drawn, and where it was read."""
 
     ref: SourceRef
     scored: ScoredSegment
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """An arrival as the window keeps it.
+
+    Attributes:
+        ref: Where it was read.
+        segment_id: Of the segment.
+        revision: Of the segment.
+        teaches: Whether there is anything to learn from it.
+        tokens: As `segment_tokens` counts them; 0 if it teaches nothing.
+        oldest_version: The oldest version that wrote one of its replies; None if none says.
+        earned: Digest of `rewards_of`.
+        data: The whole, for `open`; empty if it teaches nothing.
+    """
+
+    ref: SourceRef
+    segment_id: str
+    revision: int
+    teaches: bool
+    tokens: int
+    oldest_version: int | None
+    earned: bytes
+    data: bytes
+
+    def open(self) -> Candidate:
+        """The segment, whole again; only of one that teaches."""
+        scored = msgspec.msgpack.decode(zlib.decompress(self.data), type=ScoredSegment)
+        return Candidate(ref=self.ref, scored=scored)
+
+
+def pack(ref: SourceRef, scored: ScoredSegment, teaches: Callable[[ScoredSegment], bool]) -> Packed:
+    """An arrival as the window keeps it; takes a millisecond or so and touches nothing else."""
+    segment, useful = scored.segment, teaches(scored)
+    return Packed(
+        ref=ref,
+        segment_id=segment.segment_id,
+        revision=segment.revision,
+        teaches=useful,
+        tokens=segment_tokens(scored) if useful else 0,
+        oldest_version=_oldest_version(scored),
+        earned=_digest(rewards_of(scored)) if useful else b"",
+        data=zlib.compress(msgspec.msgpack.encode(scored), _QUICK) if useful else b"",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +116,7 @@ class Snapshot:
     ``stale_share`` is the share of the window's tokens in segments that are too old to be used.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[Packed, ...]
     refs: tuple[SourceRef, ...]
     new_segments: int
     stale_share: float
@@ -65,13 +124,14 @@ class Snapshot:
 
 @dataclass(slots=True)
 class _Held:
-    ref: SourceRef
-    scored: ScoredSegment
-    tokens: int
+    packed: Packed
     order: int
     news: bool
-    oldest_version: int | None
     uses: int
+
+    @property
+    def ref(self) -> SourceRef:
+        return self.packed.ref
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +167,7 @@ class Window:
         self._held: dict[str, _Held] = {}
         self._marks: dict[str, _Mark] = {}
         self._tokens = 0
+        self._bytes = 0
         self._order = 0
         self._min_version = 0
 
@@ -118,6 +179,11 @@ class Window:
     def tokens(self) -> int:
         """Their tokens together, as ``segment_tokens`` counts them."""
         return self._tokens
+
+    @property
+    def held_bytes(self) -> int:
+        """What their compressed records take together."""
+        return self._bytes
 
     @property
     def new_segments(self) -> int:
@@ -133,27 +199,29 @@ class Window:
         """Whether a segment is in the window."""
         return segment_id in self._held
 
-    def add(self, ref: SourceRef, scored: ScoredSegment, *, past_uses: int = 0) -> Arrival:
+    def pack(self, ref: SourceRef, scored: ScoredSegment) -> Packed:
+        """An arrival, ready to be added. Changes nothing here; any thread may call it."""
+        return pack(ref, scored, self._teaches)
+
+    def add(self, packed: Packed, *, past_uses: int = 0) -> Arrival:
         """Take in one arrival; equal and lower revisions than the one known change nothing.
 
         Args:
-            ref: Where it was read.
-            scored: The segment.
+            packed: The arrival.
             past_uses: In how many updates an earlier revision was used, if none is here.
         """
-        segment = scored.segment
-        if segment.revision <= self._known_revision(segment.segment_id):
+        if packed.revision <= self._known_revision(packed.segment_id):
             return Arrival.STALE
         self._order += 1
-        before = self._remove(segment.segment_id)
-        if not self._teaches(scored):
-            self._mark(ref, scored)
+        before = self._remove(packed.segment_id)
+        if not packed.teaches:
+            self._mark(packed)
             return Arrival.UNTRAINABLE
         if before is None:
-            self._hold(ref, scored, uses=past_uses, news=True)
+            self._hold(packed, uses=past_uses, news=True)
             return Arrival.ADDED
-        news = before.news or rewards_of(before.scored) != rewards_of(scored)
-        self._hold(ref, scored, uses=before.uses, news=news)
+        news = before.news or before.packed.earned != packed.earned
+        self._hold(packed, uses=before.uses, news=news)
         return Arrival.REPLACED
 
     def require_version(self, min_version: int) -> None:
@@ -181,11 +249,7 @@ class Window:
         for held in self._held.values():
             held.news = False
         return Snapshot(
-            candidates=tuple(
-                Candidate(ref=held.ref, scored=held.scored)
-                for held in self._held.values()
-                if self._usable(held)
-            ),
+            candidates=tuple(held.packed for held in self._held.values() if self._usable(held)),
             refs=self._refs(),
             new_segments=new_segments,
             stale_share=self._stale_share(),
@@ -195,10 +259,11 @@ class Window:
         return held.uses < self._max_uses and not self._stale(held)
 
     def _stale(self, held: _Held) -> bool:
-        return held.oldest_version is not None and held.oldest_version < self._min_version
+        oldest = held.packed.oldest_version
+        return oldest is not None and oldest < self._min_version
 
     def _stale_share(self) -> float:
-        stale = sum(held.tokens for held in self._held.values() if self._stale(held))
+        stale = sum(held.packed.tokens for held in self._held.values() if self._stale(held))
         return stale / max(self._tokens, 1)
 
     def _refs(self) -> tuple[SourceRef, ...]:
@@ -207,7 +272,7 @@ class Window:
 
     def _known_revision(self, segment_id: str) -> int:
         if segment_id in self._held:
-            return self._held[segment_id].scored.segment.revision
+            return self._held[segment_id].packed.revision
         mark = self._marks.get(segment_id)
         return -1 if mark is None else mark.revision
 
@@ -215,29 +280,23 @@ class Window:
         self._marks.pop(segment_id, None)
         held = self._held.pop(segment_id, None)
         if held is not None:
-            self._tokens -= held.tokens
+            self._count(held.packed, -1)
         return held
 
-    def _mark(self, ref: SourceRef, scored: ScoredSegment) -> None:
-        segment = scored.segment
-        self._marks[segment.segment_id] = _Mark(ref, segment.revision, self._order)
+    def _mark(self, packed: Packed) -> None:
+        self._marks[packed.segment_id] = _Mark(packed.ref, packed.revision, self._order)
         if len(self._marks) > self._max_segments:
             del self._marks[next(iter(self._marks))]
 
-    def _hold(self, ref: SourceRef, scored: ScoredSegment, *, uses: int, news: bool) -> None:
-        held = _Held(
-            ref=ref,
-            scored=scored,
-            tokens=segment_tokens(scored),
-            order=self._order,
-            news=news,
-            oldest_version=_oldest_version(scored),
-            uses=uses,
-        )
-        self._held[scored.segment.segment_id] = held
-        self._tokens += held.tokens
+    def _hold(self, packed: Packed, *, uses: int, news: bool) -> None:
+        self._held[packed.segment_id] = _Held(packed, self._order, news, uses)
+        self._count(packed, 1)
         while self._over_caps():
             self._remove(next(iter(self._held)))
+
+    def _count(self, packed: Packed, sign: int) -> None:
+        self._tokens += sign * packed.tokens
+        self._bytes += sign * len(packed.data)
 
     def _over_caps(self) -> bool:
         if len(self._held) > self._max_segments:
@@ -245,11 +304,10 @@ class Window:
         return self._tokens > self._max_tokens and len(self._held) > 1
 
 
-def sample(
-    candidates: tuple[Candidate, ...], size: int, rng: random.Random
-) -> tuple[Candidate, ...]:
-    """``size`` candidates drawn uniformly without replacement; all, in random order, if fewer."""
-    return tuple(rng.sample(candidates, min(size, len(candidates))))
+def sample(candidates: Sequence[Packed], size: int, rng: random.Random) -> tuple[Candidate, ...]:
+    """``size`` candidates drawn uniformly without replacement, opened; all, in random order, if
+    there are fewer."""
+    return tuple(packed.open() for packed in rng.sample(candidates, min(size, len(candidates))))
 
 
 def rewards_of(scored: ScoredSegment) -> dict[str, tuple[float, tuple[str, ...]]]:
@@ -269,22 +327,41 @@ def _trainable(scored: ScoredSegment) -> bool:
 
 
 def segment_tokens(scored: ScoredSegment) -> int:
-    """Tokens of a segment's contexts and replies: counted where ids came with them, else
-    estimated from the text's length."""
-    return sum(_step_tokens(step) for step in scored.segment.steps)
+    """Tokens of a segment's conversation: counted where ids came with it, else estimated from
+    the text's length.
+
+    A server names the whole conversation as the prompt of each reply. Where a prompt begins with
+    all tokens so far only what follows them counts, as an update reads it too; where it does
+    not, the update starts anew, and all of it counts.
+    """
+    total = 0
+    so_far: tuple[int, ...] = ()
+    for step in scored.segment.steps:
+        prompt = step.prompt_token_ids
+        if prompt is None:
+            total += sum(_message_tokens(message) for message in step.context)
+        elif so_far and prompt[: len(so_far)] == so_far:
+            total += len(prompt) - len(so_far)
+        else:
+            total += len(prompt)
+        total += _reply_tokens(step)
+        so_far = () if prompt is None else (*prompt, *(step.token_ids or ()))
+    return total
 
 
 def _oldest_version(scored: ScoredSegment) -> int | None:
-    """The oldest version that wrote one of the replies; None if none of them says."""
     versions = [step.policy_version for step in scored.segment.steps]
     return min((version for version in versions if version is not None), default=None)
 
 
-def _step_tokens(step: Step) -> int:
-    reply = _text_tokens(step.reply) if step.token_ids is None else len(step.token_ids)
-    if step.prompt_token_ids is not None:
-        return reply + len(step.prompt_token_ids)
-    return reply + sum(_message_tokens(message) for message in step.context)
+def _digest(earned: Mapping[str, tuple[float, tuple[str, ...]]]) -> bytes:
+    # JSON tells 0.1 from every other number; equal text is an equal lesson.
+    packed = json.dumps(earned, sort_keys=True).encode()
+    return hashlib.blake2b(packed, digest_size=16).digest()
+
+
+def _reply_tokens(step: Step) -> int:
+    return _text_tokens(step.reply) if step.token_ids is None else len(step.token_ids)
 
 
 def _message_tokens(message: Message) -> int:

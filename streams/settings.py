@@ -471,8 +471,10 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     merged = dict(below)
     for key, value in above.items():
         known = merged.get(key)
-        both = isinstance(known, Mapping) and isinstance(value, Mapping)
-        merged[key] = _over(known, value) if both else value
+        if isinstance(known, Mapping) and isinstance(value, Mapping):
+            merged[key] = _over(known, value)
+        else:
+            merged[key] = value
     return merged
 
 

@@ -19,7 +19,7 @@ from learner.kafka import Outgoing
 from learner.loop import Trained
 from learner.publish import KL_METRIC, BaseIdentity, FinishedUpdate
 from learner.warming import WarmStarted, WarmStartHooks
-from learner.window import Candidate
+from learner.window import Arrival, Candidate, Packed, Window, pack
 from streams.contracts import (
     TICK_HEADER,
     ClosedBy,
@@ -210,6 +210,16 @@ def candidates(ids: Iterable[str]) -> tuple[Candidate, ...]:
         Candidate(ref=at(offset), scored=scored(segment_id))
         for offset, segment_id in enumerate(ids)
     )
+
+
+def packed(ids: Iterable[str]) -> tuple[Packed, ...]:
+    """The same, as a window holds them."""
+    return tuple(pack(c.ref, c.scored, lambda _: True) for c in candidates(ids))
+
+
+def add(window: Window, ref: SourceRef, segment: ScoredSegment, *, past_uses: int = 0) -> Arrival:
+    """Let a segment arrive in a window."""
+    return window.add(window.pack(ref, segment), past_uses=past_uses)
 
 
 def finished(trainer: FakeTrainer, **changes: Any) -> FinishedUpdate:

@@ -99,7 +99,7 @@ def arrived(count: int) -> Callable[[Feed], bool]:
 
 def held(feed: Feed) -> list[tuple[int, str]]:
     candidates = feed.seal().snapshot.candidates
-    return [(c.ref.offset, c.scored.segment.segment_id) for c in candidates]
+    return [(c.ref.offset, c.segment_id) for c in candidates]
 
 
 def test_reads_everything_from_the_beginning(bench: Bench) -> None:
@@ -162,7 +162,7 @@ def test_records_of_other_policies_move_the_position_and_nothing_else(bench: Ben
     assert dict(status.arrivals) == {"added": 1, "dead_letter": 0}
     assert (status.segments, status.available_segments) == (1, 1)
     assert sealed.snapshot.refs == (at(0),)
-    assert sealed.snapshot.candidates[0].scored.segment.revision == 0
+    assert sealed.snapshot.candidates[0].revision == 0
     assert bench.writer.records == []
 
 

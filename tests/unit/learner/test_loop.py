@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from tests.unit.learner.fakes import (
     FakeConsumer,
     FakeTrainer,
     FakeWriter,
+    add,
     at,
     encoded,
     never,
@@ -192,6 +194,42 @@ def test_a_version_says_what_it_was_made_of_and_that_it_leans(
     assert second.metrics["makeup/positive_share"] == 1.0
     assert (first.metrics["makeup/imbalances"], second.metrics["makeup/imbalances"]) == (0.0, 1.0)
     assert f"update unbalanced version=2: {second.attributes['imbalance']}" in caplog.text
+
+
+class _Slow(FakeTrainer):
+    """An update that ends only once segments that come meanwhile are in the window."""
+
+    def __init__(self, bench: Bench, feed: Callable[[], FeedStatus]) -> None:
+        super().__init__()
+        self._bench, self._status = bench, feed
+
+    def train(self, *arguments: Any) -> Trained | None:
+        before = self._status()
+        self._bench.arrive(*segments(*range(100, 110)))
+        deadline = time.monotonic() + 60.0
+        while self._status().arrivals["added"] < before.arrivals["added"] + 10:
+            assert time.monotonic() < deadline, "arrivals wait for the update"
+            time.sleep(0.01)
+        assert self._status().new_segments == before.new_segments + 10
+        return super().train(*arguments)
+
+
+def test_arrivals_do_not_wait_for_an_update_and_are_not_in_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feeds: list[Feed] = []
+    start = Feed.start
+
+    def started(self: Feed, *arguments: Any) -> Any:
+        feeds.append(self)
+        return start(self, *arguments)
+
+    monkeypatch.setattr(Feed, "start", started)
+    bench.arrive(*segments(0, 1, 2, 3))
+    trainer = _Slow(bench, lambda: feeds[0].status())
+    assert bench.run(trainer, batch_segments=50) == 1
+    assert sorted(trainer.trained_on[0]) == ["s0", "s1", "s2", "s3"]
+    assert bench.offsets() == [(0, 4)]
 
 
 def test_an_empty_registry_and_topic_publish_nothing(bench: Bench) -> None:
@@ -492,13 +530,18 @@ def test_progress_is_logged_when_it_changed_and_not_too_often(
         arrivals = {"added": new}
         progress.show(
             FeedStatus(
-                new_segments=new, available_segments=9, segments=9, tokens=36, arrivals=arrivals
+                new_segments=new,
+                available_segments=9,
+                segments=9,
+                tokens=36,
+                held_bytes=4_500,
+                arrivals=arrivals,
             )
         )
         return len(caplog.records)
 
     assert show(1) == 1
-    assert "waiting new=1/4 available=9/2 window=9 tokens=36" in caplog.text
+    assert "waiting new=1/4 available=9/2 window=9 tokens=36 kb=5 arrived=" in caplog.text
     clock.advance(10_000)
     assert show(1) == 1
     assert show(2) == 2
@@ -637,11 +680,11 @@ def test_the_window_admits_words_where_the_mode_learns_from_them(
     unrated = scored("a", trainable=False, reward=0.0, tokens=4)
     (reward,) = unrated.rewards
     worded = replace(unrated, rewards=(replace(reward, directives=("shorter",)),))
-    found = feed._window.add(at(0), worded)
+    found = add(feed._window, at(0), worded)
     assert found is (Arrival.ADDED if admitted else Arrival.UNTRAINABLE)
     # The caps are those of the settings.
     for offset in range(1, 4):
-        feed._window.add(at(offset), scored(f"s{offset}", tokens=4), past_uses=2 * (offset == 3))
+        add(feed._window, at(offset), scored(f"s{offset}", tokens=4), past_uses=2 * (offset == 3))
     assert (len(feed._window), feed._window.tokens) == (2, 8)
     assert feed._window.available_segments == 1
     assert feed._policy == "npc"

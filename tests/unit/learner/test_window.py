@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import gc
 import random
+import tracemalloc
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from learner.window import Arrival, Candidate, Snapshot, Window, sample, segment_tokens
-from streams.contracts import Message, Role, ScoredSegment, SourceRef
-from tests.unit.learner.fakes import at, candidates, scored
+from streams.contracts import Message, Role, ScoredSegment, SourceRef, StepReward
+from tests.unit.learner.fakes import add, at, packed, scored
 
 MAX_SEGMENTS, MAX_TOKENS, MAX_USES = 4, 40, 2
 
@@ -28,7 +30,7 @@ def window(**changes: int) -> Window:
 
 
 def ids(snapshot: Snapshot) -> list[str]:
-    return [c.scored.segment.segment_id for c in snapshot.candidates]
+    return [c.segment_id for c in snapshot.candidates]
 
 
 @dataclass
@@ -109,12 +111,12 @@ def test_behaves_as_the_naive_model(operations: list[tuple[object, ...]]) -> Non
         match operation:
             case ("add", *_):
                 arrival = _arrival(operation)
-                real.add(at(offset), arrival)
+                add(real, at(offset), arrival)
                 naive.add(at(offset), arrival)
             case ("seal",):
                 snapshot = real.seal()
                 assert snapshot.new_segments == _news(naive)
-                assert [(c.ref, c.scored) for c in snapshot.candidates] == naive.usable()
+                assert [(c.ref, c.open().scored) for c in snapshot.candidates] == naive.usable()
                 assert list(snapshot.refs) == naive.refs()
                 assert snapshot.stale_share == pytest.approx(naive.stale_share())
                 naive.unsealed.clear()
@@ -154,11 +156,11 @@ def test_is_rebuilt_from_the_records_it_names(operations: list[tuple[object, ...
         if operation[0] != "add":
             continue
         log[at(offset)] = _arrival(operation)
-        real.add(at(offset), log[at(offset)])
+        add(real, at(offset), log[at(offset)])
     before = real.seal()
     rebuilt = window()
     for ref in before.refs:
-        rebuilt.add(ref, log[ref])
+        add(rebuilt, ref, log[ref])
     after = rebuilt.seal()
     assert after.candidates == before.candidates
     assert after.refs == before.refs
@@ -166,9 +168,9 @@ def test_is_rebuilt_from_the_records_it_names(operations: list[tuple[object, ...
 
 def test_a_revision_that_arrives_before_an_update_replaces_its_predecessor() -> None:
     held = window()
-    held.add(at(0), scored("a"))
-    held.add(at(1), scored("b"))
-    assert held.add(at(2), scored("a", revision=1)) is Arrival.REPLACED
+    add(held, at(0), scored("a"))
+    add(held, at(1), scored("b"))
+    assert add(held, at(2), scored("a", revision=1)) is Arrival.REPLACED
     assert held.new_segments == 2
     assert ids(held.seal()) == ["b", "a"]
 
@@ -176,56 +178,56 @@ def test_a_revision_that_arrives_before_an_update_replaces_its_predecessor() -> 
 @pytest.mark.parametrize(("reward", "news"), [(1.0, 0), (-1.0, 1), (0.5, 1)])
 def test_a_later_revision_is_news_if_its_rewards_changed(reward: float, news: int) -> None:
     held = window()
-    held.add(at(0), scored("a"))
-    held.add(at(1), scored("b"))
+    add(held, at(0), scored("a"))
+    add(held, at(1), scored("b"))
     held.seal()
     held.record_use(["a"])
-    assert held.add(at(2), scored("a", revision=1, reward=reward)) is Arrival.REPLACED
+    assert add(held, at(2), scored("a", revision=1, reward=reward)) is Arrival.REPLACED
     assert held.new_segments == news
     snapshot = held.seal()
     assert ids(snapshot) == ["b", "a"]
     assert snapshot.new_segments == news
-    assert snapshot.candidates[1].scored.segment.revision == 1
+    assert snapshot.candidates[1].revision == 1
 
 
 def test_a_revision_with_another_directive_is_news() -> None:
     held = window()
-    held.add(at(0), scored("a"))
+    add(held, at(0), scored("a"))
     held.seal()
     revised = scored("a", revision=1)
     (reward,) = revised.rewards
-    held.add(at(1), replace(revised, rewards=(replace(reward, directives=("shorter",)),)))
+    add(held, at(1), replace(revised, rewards=(replace(reward, directives=("shorter",)),)))
     assert held.new_segments == 1
 
 
 def test_a_revision_that_only_adds_a_silent_reply_is_no_news() -> None:
     held = window()
     first = replace(scored("a"), rewards=())
-    held.add(at(0), first)
+    add(held, at(0), first)
     held.seal()
-    held.add(at(1), scored("a", revision=1, reward=0.0))
+    add(held, at(1), scored("a", revision=1, reward=0.0))
     assert held.new_segments == 0
     two = scored("a", revision=2, reward=0.0)
     other = replace(two.segment.steps[0], turn_id="another")
-    held.add(at(2), replace(two, segment=replace(two.segment, steps=(*two.segment.steps, other))))
+    add(held, at(2), replace(two, segment=replace(two.segment, steps=(*two.segment.steps, other))))
     assert held.new_segments == 1
 
 
 def test_what_teaches_is_the_owners_to_say() -> None:
     held = window()
-    assert held.add(at(0), scored("a", trainable=False)) is Arrival.UNTRAINABLE
+    assert add(held, at(0), scored("a", trainable=False)) is Arrival.UNTRAINABLE
     taking = Window(max_segments=4, max_tokens=40, max_uses=2, teaches=lambda _: True)
-    assert taking.add(at(0), scored("a", trainable=False)) is Arrival.ADDED
+    assert add(taking, at(0), scored("a", trainable=False)) is Arrival.ADDED
     assert ids(taking.seal()) == ["a"]
 
 
 def test_uses_of_one_that_comes_back_are_told() -> None:
     held = window()
-    held.add(at(0), scored("a", revision=1), past_uses=MAX_USES)
-    held.add(at(1), scored("b", revision=1), past_uses=MAX_USES - 1)
+    add(held, at(0), scored("a", revision=1), past_uses=MAX_USES)
+    add(held, at(1), scored("b", revision=1), past_uses=MAX_USES - 1)
     assert (held.available_segments, held.new_segments) == (1, 1)
     # What is here knows better.
-    held.add(at(2), scored("b", revision=2), past_uses=MAX_USES)
+    add(held, at(2), scored("b", revision=2), past_uses=MAX_USES)
     assert held.available_segments == 1
     assert ("a" in held, "c" in held) == (True, False)
 
@@ -233,71 +235,71 @@ def test_uses_of_one_that_comes_back_are_told() -> None:
 @pytest.mark.parametrize("revision", [0, 1])
 def test_an_equal_or_lower_revision_changes_nothing(revision: int) -> None:
     held = window()
-    held.add(at(0), scored("a", revision=1))
-    assert held.add(at(1), scored("a", revision=revision)) is Arrival.STALE
+    add(held, at(0), scored("a", revision=1))
+    assert add(held, at(1), scored("a", revision=revision)) is Arrival.STALE
     assert [c.ref for c in held.seal().candidates] == [at(0)]
 
 
 def test_a_segment_that_is_no_longer_trainable_leaves_and_stays_away() -> None:
     held = window()
-    held.add(at(0), scored("a"))
-    assert held.add(at(1), scored("a", revision=1, trainable=False)) is Arrival.UNTRAINABLE
-    assert held.add(at(2), scored("a")) is Arrival.STALE
+    add(held, at(0), scored("a"))
+    assert add(held, at(1), scored("a", revision=1, trainable=False)) is Arrival.UNTRAINABLE
+    assert add(held, at(2), scored("a")) is Arrival.STALE
     assert len(held) == 0
     assert held.new_segments == 0
 
 
 def test_what_becomes_trainable_is_no_mark_any_more() -> None:
     held = window()
-    held.add(at(0), scored("a", trainable=False))
+    add(held, at(0), scored("a", trainable=False))
     assert held.seal().refs == (at(0),)
-    assert held.add(at(1), scored("a", revision=1)) is Arrival.ADDED
+    assert add(held, at(1), scored("a", revision=1)) is Arrival.ADDED
     assert held.seal().refs == (at(1),)
 
 
 def test_the_oldest_go_first_beyond_the_caps() -> None:
     held = window()
     for number in range(MAX_SEGMENTS + 1):
-        held.add(at(number), scored(f"s{number}"))
+        add(held, at(number), scored(f"s{number}"))
     assert held.segment_ids() == tuple(f"s{number}" for number in range(1, MAX_SEGMENTS + 1))
     for number in range(10, 10 + MAX_SEGMENTS + 1):
-        held.add(at(number), scored(f"m{number}", trainable=False))
+        add(held, at(number), scored(f"m{number}", trainable=False))
     # Marks have a cap of their own: the oldest is forgotten, and could come again.
     assert [ref.offset for ref in held.seal().refs] == [1, 2, 3, 4, 11, 12, 13, 14]
-    assert held.add(at(20), scored("m11")) is Arrival.STALE
-    assert held.add(at(21), scored("m10")) is Arrival.ADDED
+    assert add(held, at(20), scored("m11")) is Arrival.STALE
+    assert add(held, at(21), scored("m10")) is Arrival.ADDED
 
 
 def test_the_cap_of_tokens_is_inclusive() -> None:
     held = window()
-    held.add(at(0), scored("a", tokens=MAX_TOKENS - 10))
-    held.add(at(1), scored("b", tokens=10))
+    add(held, at(0), scored("a", tokens=MAX_TOKENS - 10))
+    add(held, at(1), scored("b", tokens=10))
     assert held.segment_ids() == ("a", "b")
-    held.add(at(2), scored("c", tokens=1))
+    add(held, at(2), scored("c", tokens=1))
     assert held.segment_ids() == ("b", "c")
     assert held.tokens == 11
 
 
 def test_the_newest_stays_however_large() -> None:
     held = window()
-    held.add(at(0), scored("a"))
-    held.add(at(1), scored("b", tokens=MAX_TOKENS + 1))
+    add(held, at(0), scored("a"))
+    add(held, at(1), scored("b", tokens=MAX_TOKENS + 1))
     assert ids(held.seal()) == ["b"]
 
 
 def test_a_snapshot_does_not_change() -> None:
     held = window()
-    held.add(at(0), scored("a"))
+    add(held, at(0), scored("a"))
     snapshot = held.seal()
-    held.add(at(1), scored("a", revision=1))
+    add(held, at(1), scored("a", revision=1))
     held.record_use(["a"])
-    assert snapshot.candidates == (Candidate(ref=at(0), scored=scored("a")),)
+    assert [c.open() for c in snapshot.candidates] == [Candidate(ref=at(0), scored=scored("a"))]
 
 
 def test_a_used_up_segment_is_neither_sampled_nor_news() -> None:
     held = window()
-    held.add(at(0), scored("a"))
-    held.add(at(1), scored("b"))
+    add(held, at(0), scored("a"))
+    add(held, at(1), scored("b"))
     held.restore_uses({"a": MAX_USES})
     assert (held.available_segments, held.new_segments) == (1, 1)
     assert [c.ref for c in held.seal().candidates] == [at(1)]
@@ -305,7 +307,7 @@ def test_a_used_up_segment_is_neither_sampled_nor_news() -> None:
 
 def test_segments_that_no_version_used_are_restored_unused() -> None:
     held = window(max_uses=1)
-    held.add(at(0), scored("a"))
+    add(held, at(0), scored("a"))
     held.restore_uses({"b": 1})
     assert held.available_segments == 1
 
@@ -313,7 +315,7 @@ def test_segments_that_no_version_used_are_restored_unused() -> None:
 def test_a_stale_segment_is_not_sampled_until_its_version_is_near_again() -> None:
     held = window()
     for offset, version in enumerate([0, 1, None]):
-        held.add(at(offset), scored(f"s{offset}", policy_version=version))
+        add(held, at(offset), scored(f"s{offset}", policy_version=version))
     held.require_version(1)
     snapshot = held.seal()
     assert [c.ref for c in snapshot.candidates] == [at(1), at(2)]
@@ -323,23 +325,23 @@ def test_a_stale_segment_is_not_sampled_until_its_version_is_near_again() -> Non
     assert (len(snapshot.candidates), snapshot.stale_share) == (3, 0.0)
     assert window().seal().stale_share == 0.0
     alone = window()
-    alone.add(at(0), scored("a", tokens=1, policy_version=0))
+    add(alone, at(0), scored("a", tokens=1, policy_version=0))
     alone.require_version(1)
     assert alone.seal().stale_share == 1.0
 
 
 def test_uses_follow_a_revision() -> None:
     held = window(max_uses=1)
-    held.add(at(0), scored("a"))
+    add(held, at(0), scored("a"))
     held.record_use(["a", "gone"])
-    held.add(at(1), scored("a", revision=1, reward=-1.0))
+    add(held, at(1), scored("a", revision=1, reward=-1.0))
     assert (held.available_segments, held.new_segments) == (0, 0)
 
 
 def test_samples_uniformly_without_replacement() -> None:
     drawn: Counter[str] = Counter()
     rng = random.Random(3)
-    pool = candidates("abcdef")
+    pool = packed("abcdef")
     for _ in range(3_000):
         chosen = [c.scored.segment.segment_id for c in sample(pool, 2, rng)]
         assert len(set(chosen)) == 2
@@ -349,12 +351,13 @@ def test_samples_uniformly_without_replacement() -> None:
 
 
 def test_a_sample_of_a_small_pool_is_the_pool() -> None:
-    pool = candidates("abc")
-    assert sorted(sample(pool, 10, random.Random(0)), key=lambda c: c.ref) == list(pool)
+    pool = packed("abc")
+    drawn = sample(pool, 10, random.Random(0))
+    assert sorted(drawn, key=lambda c: c.ref) == [one.open() for one in pool]
 
 
 def test_the_same_generator_draws_the_same() -> None:
-    pool = candidates("abcdef")
+    pool = packed("abcdef")
     assert sample(pool, 3, random.Random(5)) == sample(pool, 3, random.Random(5))
 
 
@@ -369,3 +372,73 @@ def test_tokens_are_counted_where_known_and_estimated_elsewhere() -> None:
     assert segment_tokens(known) == 7
     assert segment_tokens(estimated) == 3 + 3
     assert segment_tokens(counted) == 7 + 5
+
+
+def conversation(turns: int, *, nested: bool = True) -> ScoredSegment:
+    """So many replies of three tokens; each prompt is all that came before and two tokens, or,
+    if not nested, begins otherwise."""
+    (first,) = scored("a", tokens=3).segment.steps
+    so_far: tuple[int, ...] = ()
+    steps = []
+    for number in range(turns):
+        prompt = (*so_far, 1_000 + number, 7) if nested else (2_000 + number, *so_far)
+        steps.append(
+            replace(first, turn_id=f"t{number}", prompt_token_ids=prompt, token_ids=(5, number, 6))
+        )
+        so_far = (*prompt, 5, number, 6)
+    whole = scored("a")
+    return replace(
+        whole,
+        segment=replace(whole.segment, steps=tuple(steps)),
+        rewards=tuple(StepReward(turn_id=step.turn_id, reward=0.1 / 3) for step in steps),
+    )
+
+
+def test_a_prompt_that_repeats_the_conversation_counts_what_is_new_in_it() -> None:
+    assert segment_tokens(conversation(1)) == 5
+    assert segment_tokens(conversation(40)) == 40 * 5
+    # Anew each time: an update cannot read them as one conversation either.
+    assert segment_tokens(conversation(3, nested=False)) == (1 + 3) + (5 + 3) + (9 + 3)
+
+
+def test_a_packed_segment_opens_as_it_was_and_holds_repeated_prompts_once() -> None:
+    whole = conversation(40)
+    one = window().pack(at(3), whole)
+    assert one.open() == Candidate(ref=at(3), scored=whole)
+    assert (one.segment_id, one.revision, one.tokens) == ("a", 0, 200)
+    in_prompts = sum(len(step.prompt_token_ids or ()) for step in whole.segment.steps)
+    assert in_prompts > 19 * one.tokens
+    # Less than a byte for each: as objects they take 36.
+    assert len(one.data) < in_prompts
+
+
+def test_what_teaches_nothing_is_kept_as_a_mark_alone() -> None:
+    one = window().pack(at(0), scored("a", trainable=False))
+    assert (one.teaches, one.tokens, one.data) == (False, 0, b"")
+
+
+def test_memory_is_flat_while_segments_come_and_go() -> None:
+    held = window(max_segments=50, max_tokens=10**6)
+    whole = conversation(10)
+
+    def turn_over(first: int) -> int:
+        for number in range(first, first + 200):
+            segment = replace(whole.segment, segment_id=f"s{number}")
+            add(held, at(number), replace(whole, segment=segment, trainable=number % 4 > 0))
+            held.record_use(held.segment_ids()[:1])
+        held.seal()
+        assert len(held) == 50
+        assert held.tokens == 50 * 50
+        gc.collect()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        turn_over(10_000)
+        full = turn_over(10_200)
+        later = [turn_over(10_200 + 200 * round_) for round_ in range(1, 6)]
+    finally:
+        tracemalloc.stop()
+    assert max(later) < full * 1.02
+    kept = [c.data for c in held.seal().candidates]
+    assert held.held_bytes == sum(map(len, kept)) > 0
