@@ -55,6 +55,7 @@ class FeedbackKind(_Growing):
     OUTCOME = "outcome"
     RETRACTION = "retraction"
     REVIEW = "review"
+    JUDGEMENT = "judgement"
 
 
 class ClosedBy(_Growing):
@@ -282,6 +283,15 @@ class RewardComponent(Struct, frozen=True, kw_only=True, gc=False):
     evidence: tuple[str, ...] = ()
 
 
+class FeedbackWeight(Struct, frozen=True, kw_only=True, gc=False):
+    """How far a piece of feedback was believed, and which filter said so."""
+
+    event_id: str
+    weight: float
+    filter: str
+    reason: str
+
+
 class StepReward(Struct, frozen=True, kw_only=True, gc=False):
     """The reward of one step, with everything a person needs to understand it."""
 
@@ -291,6 +301,7 @@ class StepReward(Struct, frozen=True, kw_only=True, gc=False):
     components: tuple[RewardComponent, ...] = ()
     reasons: tuple[str, ...] = ()
     directives: tuple[str, ...] = ()
+    weighed: tuple[FeedbackWeight, ...] = ()
 
 
 class ScoredSegment(Struct, frozen=True, kw_only=True, gc=False):
