@@ -12,6 +12,7 @@ import struct
 from typing import Any, Protocol, TypeVar
 
 import fastavro
+import fastavro.schema
 import msgspec
 
 from streams.contracts import Record
@@ -22,6 +23,14 @@ from streams.errors import (
     SchemaError,
     UndecodableError,
     UnknownSchemaError,
+)
+from streams.serde.compiled import (
+    READ_ERRORS,
+    WRITE_ERRORS,
+    Reader,
+    Writer,
+    compile_reader,
+    compile_writer,
 )
 from streams.serde.schemas import FINGERPRINT_BYTES, SchemaStore, SchemaVersion
 from streams.serde.validation import validate
@@ -75,6 +84,10 @@ class Codec:
         self._schemas = schemas
         self._registry = registry
         self._max_record_bytes = max_record_bytes
+        # Made when they are first needed: few processes need all.
+        self._writers: dict[str, Writer] = {}
+        self._readers: dict[str, Reader] = {}
+        self._is_current: dict[tuple[int, str], bool] = {}
 
     def encode(self, record: Record, topic: str | None = None) -> bytes:
         """The record's bytes.
@@ -89,22 +102,24 @@ class Codec:
             SchemaError: The registry does not have the schema, or no topic was given.
         """
         schema = self._schemas.current(type(record).__name__)
-        data = self._header(schema, topic) + self._body(record, schema)
+        out = bytearray(self._header(schema, topic))
+        self._write(record, out)
+        data = bytes(out)
         self._check_size(data)
         return data
 
-    def _body(self, record: Record, schema: SchemaVersion) -> bytes:
-        out = io.BytesIO()
+    def _write(self, record: Record, out: bytearray) -> None:
+        name = type(record).__name__
         try:
-            fastavro.schemaless_writer(
-                out,
-                schema.parsed,
-                msgspec.to_builtins(record, builtin_types=(bytes,)),
-                disable_tuple_notation=True,
-            )
-        except (ValueError, TypeError, KeyError, OverflowError, UnicodeError) as error:
-            raise InvalidRecordError(f"cannot encode {type(record).__name__}: {error}") from error
-        return out.getvalue()
+            write = self._writers[name]
+        except KeyError:
+            write = self._writers[name] = compile_writer(self._schemas.current(name).parsed)
+        try:
+            write(record, out)
+        except WRITE_ERRORS as error:
+            raise InvalidRecordError(
+                f"cannot encode {name}: {type(error).__name__} {error}"
+            ) from error
 
     def decode(self, data: bytes | None, expected: type[T]) -> T:
         """The record in ``data``.
@@ -139,7 +154,7 @@ class Codec:
         if data[:1] == JSON_MAGIC:
             # JSON holds numbers that no Avro type does. What could never be written again must
             # not enter a pipeline that has to write it again.
-            self._body(record, self._schemas.current(expected.__name__))
+            self._write(record, bytearray())
         return record
 
     def _header(self, schema: SchemaVersion, topic: str | None) -> bytes:
@@ -178,24 +193,59 @@ class Codec:
             raise UndecodableError("the Confluent header is cut short")
         (schema_id,) = struct.unpack(">I", data[1:_CONFLUENT_HEADER_BYTES])
         writer = self._registry.schema_for(schema_id)
+        current = self._schemas.current(expected.__name__).parsed
+        known = (schema_id, expected.__name__)
+        if known not in self._is_current:
+            self._is_current[known] = _reads_alike(writer, current)
+        if self._is_current[known]:
+            writer = current
         return self._from_avro(data, _CONFLUENT_HEADER_BYTES, writer, expected)
 
     def _from_avro(self, data: bytes, start: int, writer: Any, expected: type[T]) -> T:
-        reader = self._schemas.current(expected.__name__).parsed
+        current = self._schemas.current(expected.__name__).parsed
+        if writer is current:
+            return self._from_current(data, start, current, expected)
         body = io.BytesIO(data)
         body.seek(start)
         try:
-            fields = fastavro.schemaless_reader(body, writer, None if writer is reader else reader)
+            fields = fastavro.schemaless_reader(body, writer, current)
         except fastavro.read.SchemaResolutionError as error:
             raise InvalidRecordError(f"holds no {expected.__name__}: {error}") from error
         except Exception as error:  # fastavro raises whatever the damaged bytes lead to
             raise UndecodableError(f"damaged Avro body: {type(error).__name__} {error}") from error
-        if body.tell() != len(data):
-            raise UndecodableError(f"{len(data) - body.tell()} bytes follow the Avro body")
+        _check_end(body.tell(), data)
         try:
             return msgspec.convert(fields, expected, builtin_types=(bytes,))
         except msgspec.ValidationError as error:
             raise InvalidRecordError(f"holds no {expected.__name__}: {error}") from error
+
+    def _from_current(self, data: bytes, start: int, current: Any, expected: type[T]) -> T:
+        name = expected.__name__
+        try:
+            read = self._readers[name]
+        except KeyError:
+            read = self._readers[name] = compile_reader(current)
+        try:
+            record, end = read(data, start)
+        except READ_ERRORS as error:
+            raise UndecodableError(f"damaged Avro body: {type(error).__name__} {error}") from error
+        _check_end(end, data)
+        found: T = record
+        return found
+
+
+def _reads_alike(one: Any, other: Any) -> bool:
+    """Whether two schemas differ in nothing that their bytes show."""
+    canonical = fastavro.schema.to_parsing_canonical_form
+    return bool(canonical(one) == canonical(other))
+
+
+def _check_end(end: int, data: bytes) -> None:
+    """Reading takes what there is of a string at the end: only the place tells."""
+    if end > len(data):
+        raise UndecodableError("damaged Avro body: it is cut short")
+    if end < len(data):
+        raise UndecodableError(f"{len(data) - end} bytes follow the Avro body")
 
 
 def encode_json(record: Record) -> bytes:
