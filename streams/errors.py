@@ -26,7 +26,8 @@
     │   ├── UnknownModelError  no version of that name is loaded
     │   └── RequestRefusedError a field of a request is wrong or asks for what is not done here
     ├── SpoolError             events can be kept neither in Kafka nor on the gateway's disk
-    └── ImportFormatError      an export file is not what its importer reads
+    ├── ImportFormatError      an export file is not what its importer reads
+    └── BenchError             a bench cannot measure what it is to measure
 
 A message names what, where and what to do. Errors of the libraries underneath are mapped to
 these at the edge where they appear.
@@ -188,3 +189,7 @@ class SpoolError(ClawstreamError):
 
 class ImportFormatError(ClawstreamError):
     """An export file is not what its importer reads."""
+
+
+class BenchError(ClawstreamError):
+    """A bench cannot measure what it is to measure."""

@@ -16,7 +16,7 @@ from typing import IO, TYPE_CHECKING, Any
 import psutil
 
 from processors.bench.plain import fingerprint
-from streams.errors import ClawstreamError
+from streams.errors import BenchError
 from streams.kafka.clients import make_consumer
 from streams.settings import ENV_PREFIX, KafkaSettings
 
@@ -28,10 +28,6 @@ _ADDRESSES = ("SCHEMA_REGISTRY_URL", "KAFKA_BOOTSTRAP_SERVERS")
 _READ_RECORDS = 2_000
 _READ_S = 0.05
 _POLL_S = 0.02
-
-
-class BenchError(ClawstreamError):
-    """A bench cannot measure what it is to measure."""
 
 
 class Subject:

@@ -17,6 +17,12 @@ BENCHES: dict[str, Entry] = {
     "align-state": Entry(
         "processors.bench.cli_state", "What the aligner's state takes, and a restart with it."
     ),
+    "learning": Entry(
+        "learner.bench.cli_learning", "Whether the policy becomes what simulated users like."
+    ),
+    "window": Entry(
+        "learner.bench.cli_window", "The learner's window: memory, and arrivals during an update."
+    ),
 }
 
 

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from learner.bench.window import WindowPlan, conversation, run
+from learner.window import segment_tokens
+from streams.settings import LearnerSettings, ModelSettings, Settings
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_a_window_of_3_000_such_conversations_is_within_the_token_cap() -> None:
+    one = conversation(40, random.Random(0))
+    assert len(one.segment.steps) == 40
+    assert 3_000 * segment_tokens(one) <= LearnerSettings().window_tokens
+    prompts = [step.prompt_token_ids or () for step in one.segment.steps]
+    assert all(
+        later[: len(prompt)] == prompt for prompt, later in zip(prompts, prompts[1:], strict=False)
+    )
+
+
+def test_the_bench_measures_appends_while_an_update_runs(tmp_path: Path) -> None:
+    settings = Settings(
+        data_dir=tmp_path,
+        model=ModelSettings(base="tiny-random", device="cpu"),
+        learner=LearnerSettings(batch_segments=8, micro_batch_segments=2, epochs=1),
+    )
+    steps: list[str] = []
+    plan = WindowPlan(segments=30, turns=4, rate=50.0, seconds=2.0)
+    report = run(settings, plan, steps.append)
+    assert report.subjects["memory"]["segments"] == [30.0]
+    assert report.subjects["memory"]["tokens"] == [30.0 * 4 * 32]
+    assert report.subjects["idle"]["appends"][0] >= 1
+    assert report.subjects["training"]["append_p99_ms"][0] > 0
+    assert [goal.name for goal in report.goals] == [
+        "segments held",
+        "tokens held, share of the cap",
+        "growth while the content changed",
+        "append p99 ms during an update",
+        "longest time between two polls during an update, s",
+    ]
+    assert report.goals[0].met
+    assert report.goals[1].met
+    assert len(steps) == 4
