@@ -16,13 +16,13 @@ def window(
     ctx: typer.Context,
     segments: int = typer.Option(3_000, "--segments", min=1, help="The window's size."),
     turns: int = typer.Option(40, "--turns", min=1, help="Replies in each segment."),
-    rate: float = typer.Option(20.0, "--rate", min=0.1, help="Arrivals a second in the update."),
-    seconds: float = typer.Option(60.0, "--seconds", min=1.0, help="Of the update, at most."),
+    rate: float = typer.Option(20.0, "--rate", min=0.1, help="Arrivals a second meanwhile."),
+    seconds: float = typer.Option(60.0, "--seconds", min=1.0, help="Of updates."),
     json_file: Path | None = typer.Option(None, "--json", help="Also write the report, as JSON."),
 ) -> None:
     """Measure what the learner's window takes, and whether arrivals wait for an update.
 
-    No broker is needed. The update is a real one with the model and the batch of the settings.
+    No broker is needed. The updates are real ones with the model and the batch of the settings.
     """
     from rich.console import Console
 

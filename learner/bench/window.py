@@ -4,7 +4,7 @@ A feed with a real window, codec and thread reads segments that are made as it a
 place of a Kafka consumer. Three parts, one after the other:
 
 1. *idle*: the window is filled, and filled once more, as fast as it takes arrivals;
-2. *training*: an update runs in the main thread, on samples of that window, with arrivals at a
+2. *training*: updates run in the main thread, on samples of that window, with arrivals at a
    steady rate;
 3. *memory*: what the full window takes, and by how much the process grew while the whole
    content changed.
@@ -15,7 +15,7 @@ the window, the wait for the lock included.
 
 from __future__ import annotations
 
-import logging
+import contextlib
 import random
 import threading
 import time
@@ -48,8 +48,6 @@ from streams.errors import LearnerError, UpdateStoppedError
 from streams.serde import Codec, build_codec
 from streams.settings import Settings
 
-log = logging.getLogger(__name__)
-
 OnStep = Callable[[str], None]
 
 APPEND_P99_MS = 10.0
@@ -74,8 +72,8 @@ class WindowPlan:
     Attributes:
         segments: The window's cap.
         turns: Replies in each segment, each with what the user said before.
-        rate: Arrivals a second during the update.
-        seconds: How long the update runs at most.
+        rate: Arrivals a second during the updates.
+        seconds: After how long these end, at the next micro-batch.
     """
 
     segments: int = 3_000
@@ -137,11 +135,11 @@ def _measure(
     _wait_for(source, feed, 2 * plan.segments)
     full = _rss()
     idle = feed.figures()
-    on_step(f"an update, with {plan.rate:g} arrivals a second, for {plan.seconds:g} s")
+    on_step(f"updates, with {plan.rate:g} arrivals a second, for {plan.seconds:g} s")
     feed.forget()
     source.pace(plan.rate)
     trained = _train(settings, plan, trainer, feed)
-    training = feed.figures() | {"update_s": [trained]}
+    training = feed.figures() | {"seconds": [trained]}
     source.pace(None)
     on_step("filling the window once more")
     arrived = source.given
@@ -190,21 +188,17 @@ def _measure(
 
 
 def _train(settings: Settings, plan: WindowPlan, trainer: PpoTrainer, feed: Feed) -> float:
-    """Run one update on what is in the window, for at most so long; how long it ran."""
-    began = time.monotonic()
-    sealed = feed.seal()
-    drawn = sample(
-        sealed.snapshot.candidates, settings.learner.batch_segments, random.Random(_SEED)
-    )
-    try:
-        trainer.train(
-            [candidate.scored for candidate in drawn],
-            0,
-            _no_adapter,
-            lambda: time.monotonic() - began > plan.seconds,
-        )
-    except UpdateStoppedError:
-        log.info("the update was ended after %g s", plan.seconds)
+    """Update after update on what is in the window, until the time is up; how long it took."""
+    began, rng = time.monotonic(), random.Random(_SEED)
+
+    def is_over() -> bool:
+        return time.monotonic() - began > plan.seconds
+
+    with contextlib.suppress(UpdateStoppedError):
+        while not is_over():
+            drawn = sample(feed.seal().snapshot.candidates, settings.learner.batch_segments, rng)
+            segments = [candidate.scored for candidate in drawn]
+            trainer.train(segments, 0, _no_adapter, is_over)
     return time.monotonic() - began
 
 

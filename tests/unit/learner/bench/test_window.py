@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -25,9 +26,7 @@ def test_a_window_of_3_000_such_conversations_is_within_the_token_cap() -> None:
     assert len(one.segment.steps) == 40
     assert 3_000 * segment_tokens(one) <= LearnerSettings().window_tokens
     prompts = [step.prompt_token_ids or () for step in one.segment.steps]
-    assert all(
-        later[: len(prompt)] == prompt for prompt, later in zip(prompts, prompts[1:], strict=False)
-    )
+    assert all(later[: len(prompt)] == prompt for prompt, later in pairwise(prompts))
 
 
 def test_the_bench_measures_appends_while_an_update_runs(tmp_path: Path) -> None:
