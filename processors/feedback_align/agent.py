@@ -53,6 +53,9 @@ HOME_CACHE = 100_000
 
 BODY_CACHE_BYTES = 64 * 1024 * 1024
 
+AHEAD_SESSIONS = 100
+"""When content must be read back, that of so many sessions that are due next comes with it."""
+
 PAUSE_MS = 1_000
 """So long without a record enough may be due to fill more than one outcome."""
 
@@ -117,7 +120,11 @@ class AlignProcessor:
         self._topics = names = topics or AlignTopics()
         self._log = log
         self._bodies = CachedBodies(
-            (names.turns, names.feedback), self._turns, self._feedback, body_cache_bytes
+            (names.turns, names.feedback),
+            self._turns,
+            self._feedback,
+            body_cache_bytes,
+            lambda: machine.content_due(self._state, AHEAD_SESSIONS),
         )
         source = Source(names.turns, names.feedback, partition)
         self._state = machine.new_state(source, self._bodies, hot_sessions)
@@ -141,14 +148,6 @@ class AlignProcessor:
         named = ((decode_key(key), value) for key, value in entries)
         self._state = machine.restore_state(self._state, named, clock_ms)
         self._merger = self._new_merger(positions)
-        turns: list[int] = []
-        feedback: list[int] = []
-        for session in self._state.packed.values():
-            if session.open_since_ms is not None:
-                own_turns, own_feedback = state_codec.open_offsets(session.head)
-                turns.extend(own_turns)
-                feedback.extend(own_feedback)
-        self._bodies.preload(turns, feedback)
         self._status = self._new_status()
 
     def feed(self, topic: str, records: Sequence[RawRecord]) -> None:

@@ -6,7 +6,7 @@ by its offset, since a partition's turns all stand in one topic and its feedback
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from sys import getsizeof
 from typing import Generic, Protocol, TypeVar
@@ -17,8 +17,8 @@ from streams.errors import StateError
 _RECORD_BYTES = 1_024
 """What a decoded record takes beside its content, about."""
 
-PRELOAD_RECORDS = 5_000
-"""So many are read back at a time, until there is no room left."""
+AHEAD_BYTES = 4 * 1024 * 1024
+"""Of what is read back before it is asked for, about so much is held."""
 
 _NUMBER_BYTES = 36
 """What a number and its place in a tuple take."""
@@ -100,17 +100,30 @@ Read = Callable[[Sequence[int]], Iterable[tuple[int, T]]]
 """Reads the events at these offsets, rising, from the log; leaves out what is gone."""
 
 
-class _Shelf(Generic[T]):
-    """One topic's content: what came last up to a limit, and what was asked to be at hand."""
+Offsets = tuple[Sequence[int], Sequence[int]]
+"""Of turns, and of feedback."""
 
-    def __init__(self, topic: str, read: Read[T], max_bytes: int) -> None:
+
+class _Shelf(Generic[T]):
+    """One topic's content: what came last up to a limit, and what was read back.
+
+    Reading back costs a seek, however much is read there: when anything is missing, what
+    will be asked for next is fetched with it and held until the next time.
+    """
+
+    def __init__(
+        self, topic: str, read: Read[T], max_bytes: int, ahead: Callable[[], Iterable[int]]
+    ) -> None:
         self.topic = topic
         self.fetched = 0
         self._read: Read[T] = read
         self._max_bytes = max_bytes
+        self._ahead = ahead
         self._bytes = 0
         self._recent: dict[int, tuple[T, int]] = {}
-        self._wanted: dict[int, T] = {}
+        self._held: dict[int, T] = {}
+        self._asked: set[int] = set()
+        self._gone: set[int] = set()
 
     def keep(self, offset: int, record: T) -> None:
         size = memory_of(record)
@@ -122,53 +135,47 @@ class _Shelf(Generic[T]):
             self._bytes -= recent.pop(next(iter(recent)))[1]
 
     def get(self, offset: int) -> T:
-        found = self._recent.get(offset)
-        if found is not None:
-            return found[0]
-        if offset not in self._wanted:
-            self._wanted.update(self._fetch([offset]))
-        return self._wanted[offset]
+        found = self.find(offset)
+        if found is None:
+            self._fetch({offset}, self._asked | {offset})
+            found = self._held[offset]
+        return found
 
     def find(self, offset: int) -> T | None:
         """What is at hand; ``want`` was told of it."""
         found = self._recent.get(offset)
-        return self._wanted.get(offset) if found is None else found[0]
+        return self._held.get(offset) if found is None else found[0]
 
     def want(self, offsets: Iterable[int], welcome: Iterable[int] = ()) -> None:
         """Have ``offsets`` at hand, and of ``welcome`` what there is."""
-        self._wanted = {}
         needed = set(offsets)
-        missing = sorted(needed.union(welcome).difference(self._recent))
-        if missing:
-            self._wanted.update(self._fetch(missing, needed))
+        self._asked = needed.union(welcome)
+        missing = self._asked.difference(self._recent, self._held)
+        lacking = needed.intersection(missing)
+        if lacking or not missing <= self._gone:
+            self._fetch(lacking, self._asked)
 
-    def preload(self, offsets: Iterable[int]) -> None:
-        """Read back what came last, as far as there is room."""
-        left = sorted(offsets)
-        found: list[list[tuple[int, T]]] = []
-        room = self._max_bytes
-        while left and room > 0:
-            left, last = left[:-PRELOAD_RECORDS], left[-PRELOAD_RECORDS:]
-            found.append(list(self._fetch(last)))
-            room -= sum(memory_of(record) for _, record in found[-1])
-        for portion in reversed(found):
-            for offset, record in portion:
-                self.keep(offset, record)
-
-    def _fetch(
-        self, offsets: Sequence[int], needed: set[int] | None = None
-    ) -> Iterator[tuple[int, T]]:
-        missing = set(offsets) if needed is None else needed.intersection(offsets)
-        for offset, record in self._read(offsets):
-            missing.discard(offset)
+    def _fetch(self, needed: set[int], asked: set[int]) -> None:
+        """Read back what is not at hand of ``asked``, and some of what comes next."""
+        kept = asked.union(self._ahead())
+        held = {offset: self._held[offset] for offset in kept if offset in self._held}
+        room = AHEAD_BYTES - sum(map(memory_of, held.values()))
+        missing = kept.difference(self._recent, held)
+        gone = asked.intersection(missing)
+        for offset, record in self._read(sorted(missing)):
             self.fetched += 1
-            yield offset, record
-        if missing:
+            gone.discard(offset)
+            if offset in asked or room > 0:
+                held[offset] = record
+                room -= memory_of(record)
+        self._held, self._gone = held, gone
+        if not needed.isdisjoint(gone):
+            lost = sorted(needed & gone)
             raise StateError(
-                f"{self.topic}: the records at offsets {sorted(missing)[:5]} (of "
-                f"{len(missing)}) are needed to build a segment and are gone from the log: its "
-                "retention must be longer than align.horizon_ms + align.max_open_ms. Restore "
-                "them, or start with another application id and an empty changelog"
+                f"{self.topic}: the records at offsets {lost[:5]} (of {len(lost)}) are needed "
+                "to build a segment and are gone from the log: its retention must be longer "
+                "than align.horizon_ms + align.max_open_ms. Restore them, or start with "
+                "another application id and an empty changelog"
             )
 
 
@@ -197,6 +204,7 @@ class CachedBodies:
         read_turns: Reads turns back.
         read_feedback: Reads feedback back.
         max_bytes: About how much of it to keep in memory.
+        ahead: Offsets of the turns and of the feedback that will probably be asked for next.
     """
 
     def __init__(
@@ -205,11 +213,13 @@ class CachedBodies:
         read_turns: Read[DialogueTurn],
         read_feedback: Read[FeedbackEvent],
         max_bytes: int,
+        ahead: Callable[[], Offsets] = lambda: ([], []),
     ) -> None:
         turns_topic, feedback_topic = source
         # Feedback is small and less.
-        self._turns = _Shelf(turns_topic, read_turns, max_bytes - max_bytes // 5)
-        self._notes = _Shelf(feedback_topic, read_feedback, max_bytes // 5)
+        share = max_bytes // 5
+        self._turns = _Shelf(turns_topic, read_turns, max_bytes - share, lambda: ahead()[0])
+        self._notes = _Shelf(feedback_topic, read_feedback, share, lambda: ahead()[1])
         self.keep_turn = self._turns.keep
         self.keep_feedback = self._notes.keep
         self.turn = self._turns.get
@@ -221,15 +231,6 @@ class CachedBodies:
     ) -> None:
         self._turns.want(turns, carried)
         self._notes.want(feedback)
-
-    def preload(self, turns: Iterable[int], feedback: Iterable[int]) -> None:
-        """Read content back that will be needed soon, after a restart: the latest that fits.
-
-        Raises:
-            StateError: Some of it is gone.
-        """
-        self._turns.preload(turns)
-        self._notes.preload(feedback)
 
     @property
     def fetched(self) -> int:

@@ -112,6 +112,14 @@ class _Ghosts(msgspec.Struct, array_like=True, frozen=True, tag=1):
     feedback: list[_Feedback]
 
 
+class _Outline(msgspec.Struct, array_like=True, frozen=True):
+    """What a head begins with: all that is needed of a session that is not due."""
+
+    format: Literal[2]
+    due_ms: int
+    open_since_ms: int
+
+
 class _Partition(msgspec.Struct, array_like=True, frozen=True):
     format: Literal[2]
     clock_ms: int
@@ -121,6 +129,7 @@ class _Partition(msgspec.Struct, array_like=True, frozen=True):
 _encode = msgspec.msgpack.Encoder().encode
 _turn_decoder = msgspec.msgpack.Decoder(_Turn)
 _head_decoder = msgspec.msgpack.Decoder(_Head)
+_outline_decoder = msgspec.msgpack.Decoder(_Outline)
 _entry_decoder = msgspec.msgpack.Decoder(_Segment | _Ghosts)
 _partition_decoder = msgspec.msgpack.Decoder(_Partition)
 
@@ -267,9 +276,10 @@ def pack(head: bytes, entries: dict[int, bytes]) -> Packed:
     """A session as its entries, with what must be known of it without unpacking.
 
     Raises:
-        StateError: The head is none, or of another format.
+        StateError: The head is none, or of another format. Whether the rest of it is one is
+            seen when it is unpacked.
     """
-    image = _decode(_head_decoder, head, "a session")
+    image = _decode(_outline_decoder, head, "a session")
     due_ms = None if image.due_ms == _NONE else image.due_ms
     since = None if image.open_since_ms == _NONE else image.open_since_ms
     return Packed(head, entries, due_ms, None, since)
@@ -283,11 +293,26 @@ def pack_session(session: Session) -> Packed:
     )
 
 
-def open_offsets(head: bytes) -> tuple[list[int], list[int]]:
-    """The offsets of the open and pending turns, and of the unpublished feedback, of a head."""
-    image = _head_decoder.decode(head)
+def content_of(packed: Packed) -> tuple[list[int], list[int]]:
+    """As ``Session.content``, of a packed session.
+
+    Raises:
+        StateError: An entry is damaged, or of another format.
+    """
+    image = _decode(_head_decoder, packed.head, "a session")
     turns = [_turn_decoder.decode(raw).offset for _, raw in image.turns]
-    return turns, [item.offset for item in image.feedback]
+    feedback = [item.offset for item in image.feedback]
+    concerned = {ordinal for ordinal, _ in image.turns}
+    concerned.update(item.segment for item in image.feedback)
+    if _NONE in concerned:
+        concerned.add(max(packed.entries, default=_NONE))
+    for ordinal in concerned.intersection(packed.entries):
+        entry = _decode(_entry_decoder, packed.entries[ordinal], "a closed segment")
+        if isinstance(entry, _Segment):
+            turns.extend(_turn_decoder.decode(raw).offset for raw in entry.turns)
+            turns.extend(entry.carried)
+            feedback.extend(item.offset for item in entry.feedback)
+    return turns, feedback
 
 
 def unpack(packed: Packed, source: Source) -> Session:

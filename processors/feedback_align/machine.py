@@ -47,7 +47,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, nsmallest
 from itertools import takewhile
 
 import msgspec
@@ -328,6 +328,25 @@ def next_due_ms(state: PartitionState) -> int | None:
         session.scheduled_ms = None
         _schedule(state, key, session)
     return None
+
+
+def content_due(state: PartitionState, sessions: int) -> tuple[list[int], list[int]]:
+    """The offsets of turns and of feedback whose content is needed next.
+
+    Args:
+        state: The partition's.
+        sessions: Of about so many, those that are due first.
+    """
+    turns: list[int] = []
+    feedback: list[int] = []
+    for due_ms, key in nsmallest(sessions, state.due):
+        session = _known(state, key)
+        if session is None or session.scheduled_ms != due_ms:
+            continue
+        content = codec.content_of(session) if isinstance(session, Packed) else session.content()
+        turns.extend(content[0])
+        feedback.extend(content[1])
+    return turns, feedback
 
 
 def take_changes(state: PartitionState) -> dict[EntryKey, bytes | None]:
@@ -1093,6 +1112,7 @@ __all__ = [
     "SessionKey",
     "TRANSITIONS",
     "Trigger",
+    "content_due",
     "due_of",
     "new_state",
     "next_due_ms",

@@ -294,6 +294,21 @@ class Session:
     def key(self) -> SessionKey:
         return (self.policy, self.session_id)
 
+    def content(self) -> tuple[list[int], list[int]]:
+        """Offsets of the turns and of the feedback whose content its next due actions need:
+        what is open or pending, the segments it is pending for, and what is handed on.
+        """
+        turns = [turn.offset for run in self.runs for turn in run.turns]
+        concerned = list(self.revisable.values())
+        if turns and self.segments and self.segments[-1].ordinal not in self.revisable:
+            concerned.append(self.segments[-1])
+        for segment in concerned:
+            turns.extend(segment.pending.turns)
+            turns.extend(turn.offset for turn in segment.turns)
+            turns.extend(segment.carried)
+        feedback = [item.offset for segment in concerned for item in segment.feedback]
+        return turns, [*self.unpublished, *feedback]
+
     def dissolve(self) -> None:
         """Take the objects apart. Facts and segments refer to each other, and Python's search
         for such circles comes seldom in a worker: what is let go must go by itself.

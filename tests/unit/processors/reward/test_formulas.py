@@ -131,7 +131,7 @@ def test_feedback_without_a_user_is_the_segments_users() -> None:
 
 def test_credibility_multiplies_the_rating_and_says_why() -> None:
     steps = [reply("a1", rating("f1", 0.8), thumb("f2", -1, user_id="u2"))]
-    beliefs = {"f1": Credibility(0.5, "credibility: because")}
+    beliefs = {"f1": Credibility(weight=0.5, filter="row", reason="credibility: because")}
     (reward,) = score_segment(segment(steps), SETTINGS, beliefs).rewards
     assert value_of(reward, "explicit") == pytest.approx((0.4 - 1.0) / 2)
     assert reward.credibility == 0.75
@@ -389,7 +389,7 @@ def test_an_untrainable_segment_says_why(what: TrajectorySegment, why: str) -> N
 
 def test_ratings_held_back_are_the_reason_if_nothing_else_counts() -> None:
     steps = [reply("a1", thumb("f1", -1))]
-    scored = score_segment(segment(steps), SETTINGS, {"f1": Credibility(0.0, "credibility: x")})
+    scored = score_segment(segment(steps), SETTINGS, {"f1": Credibility(weight=0.0, filter="row", reason="credibility: x")})
     assert scored.untrainable_reason == (
         "all rewards are zero: the ratings are held back, see the rewards' reasons"
     )
