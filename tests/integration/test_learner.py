@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import pairwise
@@ -15,11 +16,19 @@ import pytest
 import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
 
+from learner.feed import Feed
+from learner.model import load_base
+from learner.update import PpoUpdater
+from learner.window import Window
+from streams.clock import SystemClock
 from streams.contracts import DeadLetter, DeadLetterReason, ModelVersion, VersionStatus
+from streams.kafka.clients import make_admin, make_consumer
 from streams.registry import Registry, verify
 from streams.serde import build_codec
+from streams.settings import KafkaSettings, LearnerSettings, ModelSettings
 from tests.conftest import CreateTopics
-from tests.unit.learner.fakes import encoded, scored
+from tests.unit.learner.builders import sample
+from tests.unit.learner.fakes import FakeWriter, encoded, scored
 
 pytestmark = [pytest.mark.broker, pytest.mark.timeout(480)]
 
@@ -69,6 +78,11 @@ class Rig:
             segment = scored(f"s{number}", policy=policy)
             self.send_value(encoded(segment), number % PARTITIONS)
         self._sent += count
+
+    @property
+    def sent(self) -> int:
+        """How many segments were produced so far."""
+        return self._sent
 
     def send_value(self, value: bytes, partition: int = 0) -> None:
         """Produce one value and wait until Kafka has it."""
@@ -121,6 +135,25 @@ class Rig:
         if self.process is not None and self.process.poll() is None:
             self.process.kill()
             self.process.wait(DEADLINE_S)
+
+
+class _Polled:
+    """A consumer that notes how long it was not asked for records."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+        self._polled_s: float | None = None
+        self.gaps_s: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._consumer, name)
+
+    def consume(self, count: int, timeout: float) -> list[Any]:
+        if self._polled_s is not None:
+            self.gaps_s.append(time.monotonic() - self._polled_s)
+        found: list[Any] = self._consumer.consume(count, timeout)
+        self._polled_s = time.monotonic()
+        return found
 
 
 @pytest.fixture
@@ -269,3 +302,59 @@ def test_learners_of_two_policies_share_a_topic(rig: Rig) -> None:
     _check_offsets(npc, total=12)
     events = rig.read("versions", ModelVersion)
     assert [(event.policy, event.version) for event in events] == [("npc", 1), ("default", 1)]
+
+
+def test_an_update_longer_than_the_session_and_poll_limits_loses_nothing(
+    rig: Rig, kafka_bootstrap: str
+) -> None:
+    """Training holds up neither reading nor heartbeats, and no group can throw the reader out."""
+    group = f"group-of-{rig.topics['scored']}"
+    limits_ms = {"session.timeout.ms": 6_000, "max.poll.interval.ms": 6_000}
+    consumer = _Polled(
+        make_consumer(
+            KafkaSettings(),
+            kafka_bootstrap,
+            group=group,
+            overrides={
+                "enable.auto.offset.store": False,
+                "enable.partition.eof": True,
+                **limits_ms,
+            },
+        )
+    )
+    stopping = threading.Event()
+    feed = Feed(
+        consumer=consumer,
+        topic=rig.topics["scored"],
+        policy="default",
+        window=Window(max_segments=10_000, max_tokens=10**9, max_uses=8),
+        codec=build_codec(),
+        writer=FakeWriter(),
+        dead_letters=rig.topics["dead"],
+        clock=SystemClock(),
+        stopping=stopping,
+    )
+    settings = LearnerSettings(learning_rate=1e-6, learning_rate_floor=1e-6, epochs=1)
+    shape = ModelSettings(base="tiny-random", device="cpu", num_threads=1)
+    updater = PpoUpdater(load_base(shape, rig.folder), settings, shape)
+    samples = [sample(f"s{n}", range(10, 40), range(40, 90), 1.0) for n in range(16)]
+    try:
+        feed.start(None, lambda _: {})
+        rig.send(4)
+        began = time.monotonic()
+        seen = [0]
+        while time.monotonic() - began < 9.0:
+            updater.update(samples)
+            rig.send(1)
+            seen.append(feed.status().arrivals.get("added", 0))
+        # It read while updates ran, not only after them.
+        assert len(set(seen)) > 3
+        rig.wait_until(lambda: feed.status().arrivals["added"] == rig.sent)
+        assert max(consumer.gaps_s) < min(limits_ms.values()) / 1e3
+        assert feed.status().available_segments == rig.sent
+        admin = make_admin(KafkaSettings(), kafka_bootstrap)
+        groups = admin.list_consumer_groups(request_timeout=DEADLINE_S).result(DEADLINE_S)
+        assert group not in {found.group_id for found in groups.valid}
+    finally:
+        stopping.set()
+        feed.stop()
