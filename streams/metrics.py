@@ -82,6 +82,19 @@ REVIEWS = Metric(
     "clawstream_reviews", "counter", ("processor",),
     "Feedback sent to people for review.",
 )  # fmt: skip
+RATINGS = Metric(
+    "clawstream_ratings", "counter", ("processor", "policy", "sign", "verified"),
+    "New thumbs and ratings as they were given, before any filter; verified: from one of "
+    "`reward.verified_sources`, where any are named.",
+)  # fmt: skip
+HELD_RATINGS = Metric(
+    "clawstream_held_ratings", "counter", ("processor", "filter"),
+    "New ratings that a filter made count less, or nothing.",
+)  # fmt: skip
+COHORT_ALARMS = Metric(
+    "clawstream_cohort_alarms", "counter", ("processor", "policy"),
+    "Times many raters of a policy turned negative together: look at the policy, not at them.",
+)  # fmt: skip
 BATCH_RECORDS = Metric(
     "clawstream_batch_records", "histogram", ("processor",),
     "Records applied by one transaction.", _SIZES,
@@ -160,6 +173,9 @@ ALL: tuple[Metric, ...] = (
     SCORED,
     NONZERO,
     REVIEWS,
+    RATINGS,
+    HELD_RATINGS,
+    COHORT_ALARMS,
     BATCH_RECORDS,
     TRANSACTION_SECONDS,
     LAST_TRANSACTION_SECONDS,

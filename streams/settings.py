@@ -41,6 +41,7 @@ NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Points = Annotated[float, Field(ge=-10, le=10)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
@@ -137,6 +138,11 @@ class RewardSettings(Section):
     renormalise: bool = False
     process_continued: Share = 0.0
     process_details: Share = 0.0
+    weight_diversity: Share = 0.2
+    diversity_free: NonNegativeInt = 3
+    diversity_full: PositiveInt = 12
+    diversity_replies: PositiveInt = 256
+    weight_judge: Share = 0.0
     text_signals: bool = True
     tool_errors: bool = True
     repetition: Points = -0.8
@@ -156,6 +162,24 @@ class RewardSettings(Section):
     rate_departure_weight: Share = 0.5
     rate_window: PositiveInt = 5
     rate_history_min: PositiveInt = 10
+    filter_row: bool = True
+    filter_departure: bool = True
+    filter_flood: bool = True
+    filter_burst: bool = True
+    filter_contradiction: bool = True
+    cohort_suspension: bool = True
+    crowd_window_ms: PositiveInt = 3_600_000
+    flood_factor: Annotated[float, Field(gt=1)] = 5.0
+    flood_ratings_min: PositiveInt = 20
+    flood_raters_min: PositiveInt = 5
+    burst_ratings: Annotated[int, Field(ge=2)] = 10
+    burst_window_ms: PositiveInt = 60_000
+    contradiction_share: Annotated[float, Field(gt=0.5, le=1)] = 0.8
+    contradiction_ratings_min: PositiveInt = 5
+    contradiction_others_min: Annotated[int, Field(ge=2)] = 3
+    cohort_raters_min: Annotated[int, Field(ge=2)] = 5
+    cohort_share: PositiveShare = 0.3
+    verified_sources: tuple[str, ...] = ()
     history_ratings: PositiveInt = 64
     history_segments: PositiveInt = 128
     history_ms: PositiveInt = 30 * 86_400_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from streams.settings import RewardSettings
 from streams.topics import DEAD_LETTERS, REVIEWS, SCORED, SEGMENTS
 
 STAGE = "reward"
+SIGNS = {-1: "negative", 0: "neutral", 1: "positive"}
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,9 +134,36 @@ class RewardProcessor:
         self._state, effects = machine.step(self._state, segment, self._settings)
         if not effects:
             self._metrics.add(names.DUPLICATES)
-        return [self._perform(effect, record) for effect in effects]
+        for effect in effects:
+            if isinstance(effect, machine.Observed):
+                self._observe(effect)
+        return [
+            self._perform(effect, record)
+            for effect in effects
+            if not isinstance(effect, machine.Observed)
+        ]
 
-    def _perform(self, effect: machine.Effect, record: RawRecord) -> Output:
+    def _observe(self, seen: machine.Observed) -> None:
+        """Count ratings as they were given: no filter stands before monitoring."""
+        trusted = self._settings.verified_sources
+        for sign, source in seen.ratings:
+            verified = not trusted or source in trusted
+            self._metrics.add(
+                names.RATINGS, policy=seen.policy, sign=SIGNS[sign], verified=str(verified).lower()
+            )
+        for name in seen.held:
+            self._metrics.add(names.HELD_RATINGS, filter=name)
+        if seen.alarm is not None:
+            self._metrics.add(names.COHORT_ALARMS, policy=seen.policy)
+            logger.warning(
+                "policy %s: %s; the filters of single users are suspended for them",
+                seen.policy,
+                seen.alarm,
+            )
+
+    def _perform(
+        self, effect: machine.EmitScored | machine.EmitReview, record: RawRecord
+    ) -> Output:
         key = effect.key.encode()
         if isinstance(effect, machine.EmitReview):
             self._metrics.add(names.REVIEWS)
@@ -164,10 +195,10 @@ class RewardProcessor:
     def _changes(self) -> dict[bytes, bytes | None]:
         changed, forgotten = machine.take_changes(self._state)
         changes: dict[bytes, bytes | None] = {
-            state_codec.encode_key(who): state_codec.encode_entry(user)
-            for who, user in changed.items()
+            state_codec.encode_key(who): state_codec.encode_entry(entry)
+            for who, entry in changed.items()
         }
-        changes.update((state_codec.encode_key(who), None) for who in sorted(forgotten))
+        changes.update((state_codec.encode_key(who), None) for who in forgotten)
         for key, value in changes.items():
             self._state_bytes -= self._sizes.pop(key, 0)
             if value is not None:

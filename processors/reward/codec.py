@@ -1,60 +1,95 @@
-"""The reward state's changelog records: one per user key, MessagePack behind a format byte."""
+"""The reward state's changelog records: MessagePack behind a byte that says what it is.
+
+A user's key is (policy, key), an entry of the crowd has (policy, kind, name).
+"""
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 
-from processors.reward.machine import UserHistory, UserKey
+from processors.reward.crowd import (
+    CrowdKey,
+    Echo,
+    PolicyCount,
+    RaterCount,
+    SourceCount,
+    Templates,
+    Words,
+)
+from processors.reward.machine import StateEntry, StateKey, UserHistory, UserKey
 from streams.errors import StateError
 
-FORMAT = 1
-"""First byte of every entry; a reader refuses a format it does not know."""
+FORMATS: dict[int, type[StateEntry]] = {
+    1: UserHistory,
+    2: RaterCount,
+    3: SourceCount,
+    4: PolicyCount,
+    5: Echo,
+    6: Words,
+    7: Templates,
+}
+"""What an entry is, by its first byte; a reader refuses a byte it does not know."""
 
-_ENTRY = msgspec.msgpack.Decoder(UserHistory)
-_KEY = msgspec.msgpack.Decoder(tuple[str, str])
+_NUMBERS = {kind: number for number, kind in FORMATS.items()}
+_ENTRIES: dict[int, msgspec.msgpack.Decoder[Any]] = {
+    number: msgspec.msgpack.Decoder(kind) for number, kind in FORMATS.items()
+}
+_KEY = msgspec.msgpack.Decoder(tuple[str, ...])
 
 
-def encode_key(who: UserKey) -> bytes:
-    """The record key of ``who``."""
-    return msgspec.msgpack.encode((who.policy, who.key))
+def encode_key(key: StateKey) -> bytes:
+    """The record key of ``key``."""
+    if isinstance(key, UserKey):
+        return msgspec.msgpack.encode((key.policy, key.key))
+    return msgspec.msgpack.encode((key.policy, key.kind, key.name))
 
 
-def decode_key(data: bytes) -> UserKey:
+def decode_key(data: bytes) -> StateKey:
     """What ``encode_key`` wrote.
 
     Raises:
         StateError: It is something else.
     """
     try:
-        return UserKey(*_KEY.decode(data))
+        parts = _KEY.decode(data)
     except msgspec.MsgspecError as error:
         raise StateError(f"reward state: a key cannot be read: {error}") from error
+    if len(parts) == 2:
+        return UserKey(*parts)
+    if len(parts) == 3:
+        return CrowdKey(*parts)
+    raise StateError(f"reward state: a key cannot be read: it has {len(parts)} parts")
 
 
-def encode_entry(user: UserHistory) -> bytes:
-    """The record value of one key's history."""
-    return bytes((FORMAT,)) + msgspec.msgpack.encode(user)
+def encode_entry(entry: StateEntry) -> bytes:
+    """The record value of one entry."""
+    return bytes((_NUMBERS[type(entry)],)) + msgspec.msgpack.encode(entry)
 
 
-def decode_entry(data: bytes) -> UserHistory:
+def decode_entry(data: bytes) -> StateEntry:
     """What ``encode_entry`` wrote.
 
     Raises:
         StateError: It is damaged, or of a format that this version does not read.
     """
-    if not data or data[0] != FORMAT:
+    decoder = _ENTRIES.get(data[0]) if data else None
+    if decoder is None:
         found = data[0] if data else "nothing"
         raise StateError(
-            f"reward state: an entry has format {found}, this version reads {FORMAT}; "
+            f"reward state: an entry has format {found}, this version reads "
+            f"{min(FORMATS)} to {max(FORMATS)}; "
             "run the version that wrote it, or rebuild the state from trajectory.segments"
         )
     try:
-        return _ENTRY.decode(memoryview(data)[1:])
+        entry: StateEntry = decoder.decode(memoryview(data)[1:])
     except msgspec.MsgspecError as error:
         raise StateError(
             f"reward state: an entry cannot be read: {error}; "
             "rebuild the state from trajectory.segments"
         ) from error
+    return entry
 
 
-__all__ = ["FORMAT", "decode_entry", "decode_key", "encode_entry", "encode_key"]
+__all__ = ["FORMATS", "decode_entry", "decode_key", "encode_entry", "encode_key"]

@@ -6,26 +6,32 @@ belongs to one record key of ``trajectory.segments`` (a user, else a session) an
 rater who spoke there. A segment's revision replaces all that the revision before had put
 there, so nothing counts twice.
 
-Ratings of one rater are ordered by event time. Three filters look at them, first wins:
+Ratings of one rater are ordered by event time. These filters look at them, first wins:
 
 1. *Decision*: a review upheld the rating (counts in full) or rejected it (counts nothing).
-2. *Row*: it stands in an unbroken run of at least ``negatives_in_a_row`` negative ratings.
+2. *Anomaly*: it stood out from what all raters do when it first showed
+   (``processors.reward.crowd``). It counts nothing until a review decides.
+3. *Row*: it stands in an unbroken run of at least ``negatives_in_a_row`` negative ratings.
    It counts nothing until a review decides. A rating of 0 or more, or an upheld one, breaks
    the run.
-3. *Departure*: the share of negatives among the rater's last ``rate_window`` ratings, up to
+4. *Departure*: the share of negatives among the rater's last ``rate_window`` ratings, up to
    this one, is more than ``rate_departure`` away from the share among those before, of which
    there must be ``rate_history_min``. It counts ``rate_departure_weight``.
 
-Rejected ratings enter no share. Pure: no clock, no randomness, no I/O.
+Rejected ratings and anomalies enter no row and no share. Row and departure leave alone the
+ratings that showed while many raters turned negative together (``Opinion.suspended``).
+
+Pure: no clock, no randomness, no I/O.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from processors.reward.crowd import Anomaly, NewRating
 from processors.reward.formulas import (
     Credibility,
     default_rater,
@@ -37,6 +43,15 @@ from streams.settings import RewardSettings
 
 REVIEW_ATTRIBUTE = "review"
 """Attribute of a ``review``: the event id of the request that it decides."""
+
+FILTER_ATTRIBUTE = "filter"
+"""Attribute of a request: the filter that held the ratings."""
+
+RATER_ATTRIBUTE = "rater"
+"""Attribute of a request: who gave them."""
+
+REPLIES_ATTRIBUTE = "replies"
+"""Attribute of a request: every reply rated, a JSON list of [session, segment, turn]."""
 
 MAX_NAMED = 5
 """How many feedback ids a reason names; a request always has all."""
@@ -66,6 +81,8 @@ class Opinion:
         event_time: When it was given, ms.
         closed_at: ``closed_at`` of the revision that showed it, ms.
         request: The review request it is part of.
+        anomaly: The filter that found that it stands out, and on what numbers.
+        suspended: The numbers for which row and departure do not look at it.
     """
 
     event_id: str
@@ -78,6 +95,8 @@ class Opinion:
     closed_at: int
     user_id: str | None = None
     request: RequestPlace | None = None
+    anomaly: tuple[str, str] | None = None
+    suspended: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,18 +135,95 @@ class History:
 
 def amend(history: History, segment: TrajectorySegment) -> History:
     """``history`` with what ``segment`` shows in place of what its earlier revision showed."""
-    requests = {
-        opinion.event_id: opinion.request
-        for opinion in history.opinions
-        if opinion.segment_id == segment.segment_id
-    }
+    known = _of_segment(history, segment)
     opinions = [o for o in history.opinions if o.segment_id != segment.segment_id]
-    opinions += [replace(o, request=requests.get(o.event_id)) for o in _opinions(segment)]
+    opinions += [_as_known(o, known.get(o.event_id)) for o in _opinions(segment)]
     decisions = [d for d in history.decisions if d.segment_id != segment.segment_id]
     decisions += _decisions(segment)
     return History(
         opinions=tuple(sorted(opinions, key=_opinion_order)),
         decisions=tuple(sorted(decisions, key=_decision_order)),
+    )
+
+
+def _of_segment(history: History, segment: TrajectorySegment) -> dict[str, Opinion]:
+    return {o.event_id: o for o in history.opinions if o.segment_id == segment.segment_id}
+
+
+def _as_known(opinion: Opinion, known: Opinion | None) -> Opinion:
+    """``opinion`` with what was found about it when it first showed."""
+    if known is None:
+        return opinion
+    return replace(opinion, request=known.request, anomaly=known.anomaly, suspended=known.suspended)
+
+
+def new_ratings(history: History, segment: TrajectorySegment) -> tuple[NewRating, ...]:
+    """The ratings in ``segment`` that ``history`` has not seen, in the order shown."""
+    known = _of_segment(history, segment)
+    rater = default_rater(segment)
+    return tuple(
+        NewRating(feedback=item, value=value, rater=who, turn_id=turn_id, reply=words)
+        for turn_id, words, feedback in _replies(segment)
+        for who, (item, value) in latest_ratings(feedback, rater).items()
+        if item.event_id not in known
+    )
+
+
+def mark_anomalies(history: History, held: Mapping[str, Anomaly]) -> History:
+    """``history`` with what was found about ratings, by event id, noted on them."""
+    return replace(
+        history,
+        opinions=tuple(
+            replace(o, anomaly=(held[o.event_id].filter, held[o.event_id].reason))
+            if o.event_id in held
+            else o
+            for o in history.opinions
+        ),
+    )
+
+
+def turned_negative(
+    history: History, segment_id: str, new: Iterable[str], settings: RewardSettings
+) -> tuple[str, ...]:
+    """Raters with a new rating that a per-user filter finds to turn negative.
+
+    Args:
+        history: With the segment in it.
+        segment_id: Where the new ratings are.
+        new: Their event ids.
+        settings: The filters; whether they are on does not matter here.
+    """
+    fresh = set(new)
+    found: list[str] = []
+    for opinions in _by_rater(history.opinions):
+        rows = _rows(opinions, history.decisions, settings)
+        for index, opinion in enumerate(opinions):
+            if (
+                opinion.segment_id == segment_id
+                and opinion.event_id in fresh
+                and opinion.value < 0
+                and opinion.anomaly is None
+                and (
+                    _in_a_row(opinion, rows) is not None
+                    or _departs(opinions[: index + 1], history.decisions, settings) is not None
+                )
+            ):
+                found.append(opinion.rater)
+                break
+    return tuple(found)
+
+
+def suspend(history: History, segment_id: str, new: Iterable[str], reason: str) -> History:
+    """``history`` with row and departure told to leave these new ratings alone."""
+    fresh = set(new)
+    return replace(
+        history,
+        opinions=tuple(
+            replace(o, suspended=reason)
+            if o.segment_id == segment_id and o.event_id in fresh
+            else o
+            for o in history.opinions
+        ),
     )
 
 
@@ -146,14 +242,14 @@ def _decision_order(decision: Decision) -> tuple[int, str, str]:
     return decision.event_time, decision.segment_id, decision.event_id
 
 
-def _replies(segment: TrajectorySegment) -> Iterator[tuple[str, tuple[StepFeedback, ...]]]:
-    """Every reply that shows feedback, on the branch or off it: turn id and feedback."""
+def _replies(segment: TrajectorySegment) -> Iterator[tuple[str, str, tuple[StepFeedback, ...]]]:
+    """Every reply, on the branch or off it: turn id, text and feedback."""
     for step in segment.steps:
-        yield step.turn_id, step.feedback
+        yield step.turn_id, step.reply, step.feedback
         for alternative in step.alternatives:
-            yield alternative.turn_id, alternative.feedback
+            yield alternative.turn_id, alternative.reply, alternative.feedback
     for reply in segment.off_branch:
-        yield reply.turn_id, reply.feedback
+        yield reply.turn_id, reply.reply, reply.feedback
 
 
 def _opinions(segment: TrajectorySegment) -> list[Opinion]:
@@ -170,7 +266,7 @@ def _opinions(segment: TrajectorySegment) -> list[Opinion]:
             closed_at=segment.closed_at,
             user_id=item.user_id or segment.user_id,
         )
-        for turn_id, feedback in _replies(segment)
+        for turn_id, _, feedback in _replies(segment)
         for who, (item, value) in latest_ratings(feedback, rater).items()
     ]
 
@@ -186,7 +282,7 @@ def _decisions(segment: TrajectorySegment) -> list[Decision]:
             closed_at=segment.closed_at,
             request_id=item.attributes.get(REVIEW_ATTRIBUTE),
         )
-        for turn_id, feedback in _replies(segment)
+        for turn_id, _, feedback in _replies(segment)
         for item, value in readable(feedback, (FeedbackKind.REVIEW,))
     ]
 
@@ -208,8 +304,14 @@ def judge(history: History, segment_id: str, settings: RewardSettings) -> dict[s
                 continue
             belief = (
                 _decided(opinion, history.decisions)
-                or _in_a_row(opinion, rows)
-                or _departs(opinions[: index + 1], history.decisions, settings)
+                or _anomalous(opinion)
+                or _exempt(opinion)
+                or (settings.filter_row and _in_a_row(opinion, rows))
+                or (
+                    settings.filter_departure
+                    and _departs(opinions[: index + 1], history.decisions, settings)
+                )
+                or None
             )
             if belief is not None:
                 beliefs[opinion.event_id] = belief
@@ -219,7 +321,7 @@ def judge(history: History, segment_id: str, settings: RewardSettings) -> dict[s
 def request_reviews(
     history: History, segment: TrajectorySegment, settings: RewardSettings
 ) -> tuple[History, tuple[ReviewRequest, ...]]:
-    """Ask for a review of every row that has ratings nobody was asked about yet.
+    """Ask for a review of every row and anomaly with ratings nobody was asked about yet.
 
     A request is made at the row's last such rating in ``segment``, or, if it has none there,
     at its last one; a review on that reply makes a revision that is scored anew.
@@ -230,14 +332,14 @@ def request_reviews(
     places: dict[tuple[str, str], RequestPlace] = {}
     requests: list[ReviewRequest] = []
     for opinions in _by_rater(history.opinions):
-        for row in _rows(opinions, history.decisions, settings):
+        for group, what, why in _groups(opinions, history.decisions, settings):
             waiting = [
-                o for o in row if o.request is None and _decided(o, history.decisions) is None
+                o for o in group if o.request is None and _decided(o, history.decisions) is None
             ]
             if not waiting:
                 continue
             at = max(waiting, key=lambda o: (o.segment_id == segment.segment_id, _opinion_order(o)))
-            request = _request(waiting, at, len(row), segment)
+            request = _request(waiting, at, what, why, segment)
             place = RequestPlace(
                 event_id=request.event_id, segment_id=at.segment_id, turn_id=at.turn_id
             )
@@ -250,8 +352,31 @@ def request_reviews(
     return replace(history, opinions=marked), tuple(requests)
 
 
+def _groups(
+    opinions: Sequence[Opinion], decisions: Sequence[Decision], settings: RewardSettings
+) -> list[tuple[tuple[Opinion, ...], str, str]]:
+    """Ratings of one rater to be decided together, with the filter's name and its numbers.
+
+    Anomalies found by the same filter in one segment are one group.
+    """
+    groups: list[tuple[tuple[Opinion, ...], str, str]] = []
+    if settings.filter_row:
+        for row in _rows(opinions, decisions, settings):
+            why = f"{len(row)} negative ratings in a row by {row[-1].rater}"
+            groups.append((row, "row", why))
+    anomalies: dict[tuple[str, str], list[Opinion]] = {}
+    for opinion in opinions:
+        if opinion.anomaly is not None:
+            anomalies.setdefault((opinion.segment_id, opinion.anomaly[0]), []).append(opinion)
+    for (_, name), found in anomalies.items():
+        numbers = found[-1].anomaly
+        assert numbers is not None
+        groups.append((tuple(found), name, f"anomaly ({name}): {numbers[1]}"))
+    return groups
+
+
 def _request(
-    waiting: Sequence[Opinion], at: Opinion, row_length: int, segment: TrajectorySegment
+    waiting: Sequence[Opinion], at: Opinion, what: str, why: str, segment: TrajectorySegment
 ) -> ReviewRequest:
     event_ids = tuple(opinion.event_id for opinion in waiting)
     identity = json.dumps(
@@ -263,11 +388,19 @@ def _request(
         segment_id=at.segment_id,
         turn_id=at.turn_id,
         feedback_event_ids=event_ids,
-        reason=f"{row_length} negative ratings in a row by {at.rater}; they count nothing until "
-        f"a review on reply {at.turn_id} upholds them (value above 0) or rejects them",
+        reason=f"{why}; they count nothing until a review on reply {at.turn_id} upholds them "
+        "(value above 0) or rejects them",
         event_time=segment.closed_at,
         policy=segment.policy,
         user_id=at.user_id,
+        attributes={
+            FILTER_ATTRIBUTE: what,
+            RATER_ATTRIBUTE: at.rater,
+            REPLIES_ATTRIBUTE: json.dumps(
+                sorted({(o.session_id, o.segment_id, o.turn_id) for o in waiting}),
+                separators=(",", ":"),
+            ),
+        },
     )
 
 
@@ -303,9 +436,33 @@ def _decided(opinion: Opinion, decisions: Iterable[Decision]) -> Credibility | N
         return None
     what = "upheld" if decision.upheld else "rejected"
     return Credibility(
-        1.0 if decision.upheld else 0.0,
-        f"credibility: rating {opinion.event_id} by {opinion.rater} was {what} by review "
+        weight=1.0 if decision.upheld else 0.0,
+        filter="review",
+        reason=f"credibility: rating {opinion.event_id} by {opinion.rater} was {what} by review "
         f"{decision.event_id}",
+    )
+
+
+def _anomalous(opinion: Opinion) -> Credibility | None:
+    if opinion.anomaly is None:
+        return None
+    name, numbers = opinion.anomaly
+    return Credibility(
+        weight=0.0,
+        filter=name,
+        reason=f"credibility: rating {opinion.event_id} is held as an anomaly ({name}) until a "
+        f"review decides: {numbers}",
+    )
+
+
+def _exempt(opinion: Opinion) -> Credibility | None:
+    if opinion.suspended is None:
+        return None
+    return Credibility(
+        weight=1.0,
+        filter="cohort",
+        reason=f"credibility: rating {opinion.event_id} counts in full, the filters of single "
+        f"users are suspended: {opinion.suspended}",
     )
 
 
@@ -315,6 +472,8 @@ def _rows(
     """Runs of negative ratings that are long enough, from one rater's ordered ``opinions``."""
     runs: list[list[Opinion]] = [[]]
     for opinion in opinions:
+        if opinion.anomaly is not None or opinion.suspended is not None:
+            continue
         if opinion.value < 0 and not _upheld(opinion, decisions):
             runs[-1].append(opinion)
         else:
@@ -333,9 +492,10 @@ def _in_a_row(opinion: Opinion, rows: Iterable[tuple[Opinion, ...]]) -> Credibil
             named = ", ".join(o.event_id for o in row[-MAX_NAMED:])
             more = "… " if len(row) > MAX_NAMED else ""
             return Credibility(
-                0.0,
-                f"credibility: rating {opinion.event_id} counts nothing until a review decides: "
-                f"{len(row)} negative ratings in a row by {opinion.rater} ({more}{named})",
+                weight=0.0,
+                filter="row",
+                reason=f"credibility: rating {opinion.event_id} counts nothing until a review "
+                f"decides: {len(row)} negative ratings in a row by {opinion.rater} ({more}{named})",
             )
     return None
 
@@ -356,16 +516,17 @@ def _departs(
     last = opinions[-1]
     weight = settings.rate_departure_weight
     return Credibility(
-        weight,
-        f"credibility: rating {last.event_id} counts {weight:g}: {now} of the last {len(recent)} "
-        f"ratings by {last.rater} are negative, {then} of the {len(before)} before, more than "
-        f"{settings.rate_departure:.0%} apart",
+        weight=weight,
+        filter="departure",
+        reason=f"credibility: rating {last.event_id} counts {weight:g}: {now} of the last "
+        f"{len(recent)} ratings by {last.rater} are negative, {then} of the {len(before)} before, "
+        f"more than {settings.rate_departure:.0%} apart",
     )
 
 
 def _counts(opinion: Opinion, decisions: Sequence[Decision]) -> bool:
     decision = _decision_on(opinion, decisions)
-    return decision is None or decision.upheld
+    return opinion.anomaly is None if decision is None else decision.upheld
 
 
 def _negatives(opinions: Iterable[Opinion]) -> int:
@@ -373,6 +534,9 @@ def _negatives(opinions: Iterable[Opinion]) -> int:
 
 
 __all__ = [
+    "FILTER_ATTRIBUTE",
+    "RATER_ATTRIBUTE",
+    "REPLIES_ATTRIBUTE",
     "REVIEW_ATTRIBUTE",
     "Decision",
     "History",
@@ -380,6 +544,10 @@ __all__ = [
     "RequestPlace",
     "amend",
     "judge",
+    "mark_anomalies",
+    "new_ratings",
     "request_reviews",
+    "suspend",
     "trim",
+    "turned_negative",
 ]

@@ -29,6 +29,7 @@ from pydantic import SecretStr
 from processors.reward.signals import Signal, find, repeats, tool_error
 from streams.contracts import (
     FeedbackKind,
+    FeedbackWeight,
     Message,
     RewardComponent,
     Role,
@@ -52,16 +53,18 @@ class Reading:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Credibility:
     """How far a rating is believed.
 
     Args:
         weight: Multiplies the rating, in [0, 1].
-        reason: Which filter set the weight and on what numbers; None at full weight.
+        filter: Which filter or decision set it; empty where none did.
+        reason: On what numbers; None where none did.
     """
 
     weight: float = 1.0
+    filter: str = ""
     reason: str | None = None
 
 
@@ -97,6 +100,7 @@ class StepContext:
         credibility: Of ratings by feedback event id; one that is missing is believed.
         later_user_turns: The user's turns after the reply, as far as the segment shows them.
         signals: What they say about this reply.
+        repeated: In how many other sessions its words, its opening or its end were used lately.
     """
 
     segment: TrajectorySegment
@@ -104,6 +108,7 @@ class StepContext:
     credibility: Mapping[str, Credibility] = field(default_factory=dict)
     later_user_turns: tuple[Message, ...] = ()
     signals: tuple[TextSignal, ...] = ()
+    repeated: int = 0
 
 
 Component = Callable[[Step, StepContext, RewardSettings], RewardComponent]
@@ -132,8 +137,8 @@ SCALE_MAX = "scale_max"
 def read(feedback: StepFeedback) -> Reading:
     """What ``feedback`` says, on the scale of its kind.
 
-    thumb: -1 or 1 · rating, outcome: in [-1, 1] · dwell: milliseconds, not negative · review:
-    1 upheld, -1 rejected · the others: 1, it happened. Anything else has a ``problem``.
+    thumb: -1 or 1 · rating, outcome, judgement: in [-1, 1] · dwell: milliseconds, not negative ·
+    review: 1 upheld, -1 rejected · the others: 1, it happened. Anything else has a ``problem``.
     """
     reader = _READERS.get(feedback.kind)
     if reader is None:
@@ -193,6 +198,12 @@ def _read_review(feedback: StepFeedback) -> Reading:
     return Reading(1.0 if feedback.value > 0 else -1.0)
 
 
+def _read_judgement(feedback: StepFeedback) -> Reading:
+    if feedback.value is None:
+        return Reading(problem=f"no verdict: {feedback.text or 'the judge gave no reason'}")
+    return _read_scaled(feedback)
+
+
 _READERS: Mapping[FeedbackKind, Callable[[StepFeedback], Reading]] = {
     FeedbackKind.THUMB: _read_thumb,
     FeedbackKind.RATING: _read_scaled,
@@ -207,6 +218,7 @@ _READERS: Mapping[FeedbackKind, Callable[[StepFeedback], Reading]] = {
     FeedbackKind.CONFIRMATION: _read_event,
     FeedbackKind.DIRECTIVE: _read_event,
     FeedbackKind.REVIEW: _read_review,
+    FeedbackKind.JUDGEMENT: _read_judgement,
 }
 
 EXPLICIT_KINDS = frozenset({FeedbackKind.THUMB, FeedbackKind.RATING})
@@ -322,11 +334,47 @@ def process(step: Step, context: StepContext, settings: RewardSettings) -> Rewar
     )
 
 
+def judge(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
+    """What a judge said: the latest judgement that has a verdict (``processors.reward.judge``)."""
+    judgements = sorted(
+        (item for item in step.feedback if item.kind is FeedbackKind.JUDGEMENT),
+        key=lambda item: item.event_time,
+    )
+    verdicts = readable(judgements, (FeedbackKind.JUDGEMENT,))
+    value: float | None = None
+    evidence: tuple[str, ...] = ("no verdict yet",) if settings.weight_judge > 0 else ()
+    if verdicts:
+        item, value = verdicts[-1]
+        evidence = (f"judgement {item.event_id}: {_signed(value)} ({item.text or 'no words'})",)
+    elif judgements:
+        last = judgements[-1]
+        evidence = (f"no verdict, {last.event_id}: {last.text or 'the judge gave no reason'}",)
+    return RewardComponent(
+        name="judge", weight=settings.weight_judge, value=value, evidence=evidence
+    )
+
+
+def diversity(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
+    """A penalty for words that the policy uses in session after session.
+
+    ``-(n - free) / (full - free)``, at least -1, where n other sessions of the latest
+    ``diversity_replies`` replies had the same words, opening or end; nothing up to ``free``.
+    """
+    over = context.repeated - settings.diversity_free
+    value = clip(-over / (settings.diversity_full - settings.diversity_free)) if over > 0 else None
+    evidence = (f"the same words in {context.repeated} other sessions",) if over > 0 else ()
+    return RewardComponent(
+        name="diversity", weight=settings.weight_diversity, value=value, evidence=evidence
+    )
+
+
 COMPONENTS: Mapping[str, ComponentSpec] = {
     "explicit": ComponentSpec(explicit, core=True),
     "implicit": ComponentSpec(implicit, core=True),
     "business": ComponentSpec(business, core=True),
     "process": ComponentSpec(process, core=False),
+    "judge": ComponentSpec(judge, core=False),
+    "diversity": ComponentSpec(diversity, core=False),
 }
 """Every component by name, in the order in which they are shown."""
 
@@ -392,7 +440,10 @@ def _turns_before(item: StepFeedback, context: StepContext) -> int:
 
 
 def contexts(
-    segment: TrajectorySegment, settings: RewardSettings, credibility: Mapping[str, Credibility]
+    segment: TrajectorySegment,
+    settings: RewardSettings,
+    credibility: Mapping[str, Credibility],
+    repeated: Mapping[str, int],
 ) -> tuple[StepContext, ...]:
     """One context for each step of ``segment``, in order."""
     rater = default_rater(segment)
@@ -410,6 +461,7 @@ def contexts(
                 credibility=credibility,
                 later_user_turns=later,
                 signals=signals,
+                repeated=repeated.get(step.turn_id, 0),
             )
         )
     return tuple(result)
@@ -528,6 +580,16 @@ def score_step(step: Step, context: StepContext, settings: RewardSettings) -> St
         components=components,
         reasons=reasons,
         directives=_directives(step, context),
+        weighed=tuple(
+            FeedbackWeight(
+                event_id=item.event_id,
+                weight=belief.weight,
+                filter=belief.filter,
+                reason=belief.reason,
+            )
+            for (item, _), belief in zip(opinions.values(), beliefs, strict=True)
+            if belief.reason is not None
+        ),
     )
 
 
@@ -537,6 +599,7 @@ def _sum_line(
     terms = " + ".join(
         f"{c.name} {c.weight:g} x {'nothing' if c.value is None else _signed(c.value)}"
         for c in components
+        if COMPONENTS[c.name].core or c.value is not None
     )
     how = ", weights scaled to what is there" if settings.renormalise else ""
     return f"reward {_signed(reward)} = {terms}{how}"
@@ -571,6 +634,7 @@ def score_segment(
     segment: TrajectorySegment,
     settings: RewardSettings,
     credibility: Mapping[str, Credibility] | None = None,
+    repeated: Mapping[str, int] | None = None,
 ) -> ScoredSegment:
     """Score every step of ``segment``.
 
@@ -578,6 +642,7 @@ def score_segment(
         segment: What to score.
         settings: The weights.
         credibility: Of ratings, by feedback event id; one that is missing is believed.
+        repeated: In how many other sessions a reply was used lately, by turn id.
 
     Returns:
         The segment with one reward for each step, in order, and whether to train on it.
@@ -585,7 +650,9 @@ def score_segment(
     beliefs = credibility or {}
     rewards = tuple(
         score_step(step, context, settings)
-        for step, context in zip(segment.steps, contexts(segment, settings, beliefs), strict=True)
+        for step, context in zip(
+            segment.steps, contexts(segment, settings, beliefs, repeated or {}), strict=True
+        )
     )
     reason = _untrainable_reason(segment, rewards)
     return ScoredSegment(

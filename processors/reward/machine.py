@@ -5,26 +5,41 @@ and returns what to do about it. Per (policy, record key) it remembers which rev
 segment it scored, and the rating history that credibility needs::
 
     revision known or lower   nothing
-    revision new              history amended -> rows to review -> credibility -> EmitScored
-                              and an EmitReview for each row nobody was asked about yet
+    revision new              history amended -> new ratings counted in the crowd -> reviews
+                              -> credibility -> EmitScored, and an EmitReview for each row or
+                              anomaly nobody was asked about yet, and what was Observed
 
 Time is the segments' own ``closed_at``; there is no wall clock. Of a key's own history, what
 closed more than ``history_ms`` before its newest segment is dropped at its next segment. A key
 is forgotten once the partition's newest ``closed_at`` is ``FORGET_AFTER`` histories ahead of
 it. By then nothing of it could count any more, as long as two users' segments in one partition
-are at most one history (30 days) out of order; so a user's output depends on their own segments
-alone.
+are at most one history (30 days) out of order; so, with the filters over many users off
+(``processors.reward.crowd``), a user's output depends on their own segments alone. With them on
+it depends on the partition's log up to there.
 
 Pure: no clock, no randomness, no I/O.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from processors.reward.credibility import History, amend, judge, request_reviews, trim
+from processors.reward import crowd
+from processors.reward.credibility import (
+    History,
+    amend,
+    judge,
+    mark_anomalies,
+    new_ratings,
+    request_reviews,
+    suspend,
+    trim,
+    turned_negative,
+)
+from processors.reward.crowd import Crowd, CrowdKey, NewRating
 from processors.reward.formulas import score_segment
+from processors.reward.signals import words
 from streams.contracts import ReviewRequest, ScoredSegment, TrajectorySegment
 from streams.settings import RewardSettings
 
@@ -83,7 +98,26 @@ class EmitReview:
     key: str
 
 
-Effect = EmitScored | EmitReview
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What monitoring should see of a segment, before any filter.
+
+    Args:
+        policy: Whose replies were rated.
+        ratings: Of each new rating, its sign (-1, 0, 1) and its source.
+        held: The filter of each new rating that does not count in full.
+        alarm: Why the filters of single users were suspended just now; None if they were not.
+    """
+
+    policy: str
+    ratings: tuple[tuple[int, str], ...]
+    held: tuple[str, ...]
+    alarm: str | None = None
+
+
+Effect = EmitScored | EmitReview | Observed
+StateKey = UserKey | CrowdKey
+StateEntry = UserHistory | crowd.Entry
 
 
 @dataclass(slots=True)
@@ -91,22 +125,28 @@ class RewardState:
     """The state of one partition. Only ``step`` and ``take_changes`` change it.
 
     Args:
-        users: What is remembered, by key.
+        users: What is remembered of users, by key.
+        crowd: What is remembered of all of them together.
         clock_ms: The largest ``closed_at`` seen in the partition.
     """
 
     users: dict[UserKey, UserHistory] = field(default_factory=dict)
+    crowd: Crowd = field(default_factory=Crowd)
     clock_ms: int = 0
     _changed: set[UserKey] = field(default_factory=set, repr=False)
     _forgotten: set[UserKey] = field(default_factory=set, repr=False)
 
 
-def restore(entries: Iterable[tuple[UserKey, UserHistory]]) -> RewardState:
+def restore(entries: Iterable[tuple[StateKey, StateEntry]]) -> RewardState:
     """The state that these entries, the last one for each key, make up."""
-    users = dict(entries)
-    return RewardState(
-        users=users, clock_ms=max((user.clock_ms for user in users.values()), default=0)
-    )
+    state = RewardState()
+    for key, entry in entries:
+        if isinstance(key, UserKey) and isinstance(entry, UserHistory):
+            state.users[key] = entry
+            state.clock_ms = max(state.clock_ms, entry.clock_ms)
+        elif isinstance(key, CrowdKey) and not isinstance(entry, UserHistory):
+            state.crowd.entries[key] = entry
+    return state
 
 
 def record_key(segment: TrajectorySegment) -> str:
@@ -125,7 +165,8 @@ def step(
         settings: The weights and filters.
 
     Returns:
-        The state, and what to produce: one ``EmitScored`` before any ``EmitReview``, or nothing.
+        The state, and what to do: one ``EmitScored``, then any ``EmitReview``, then an
+        ``Observed`` if there are new ratings; or nothing.
     """
     who = UserKey(segment.policy, record_key(segment))
     user = state.users.get(who, UserHistory())
@@ -134,9 +175,13 @@ def step(
     clock_ms = max(user.clock_ms, segment.closed_at)
     since_ms = clock_ms - settings.history_ms
     at_most = settings.history_ratings
-    amended = amend(trim(user.history, since_ms=since_ms, at_most=at_most), segment)
-    history, requests = request_reviews(amended, segment, settings)
-    scored = score_segment(segment, settings, judge(history, segment.segment_id, settings))
+    before = trim(user.history, since_ms=since_ms, at_most=at_most)
+    new = new_ratings(before, segment)
+    history, alarm = _look_around(state.crowd, amend(before, segment), segment, new, settings)
+    history, requests = request_reviews(history, segment, settings)
+    beliefs = judge(history, segment.segment_id, settings)
+    repeated = _repeated(state.crowd, segment, settings)
+    scored = score_segment(segment, settings, beliefs, repeated)
     remembered = UserHistory(
         clock_ms=clock_ms,
         marks=_marks(user, segment, since_ms, settings),
@@ -144,19 +189,62 @@ def step(
     )
     _remember(state, who, remembered)
     _advance(state, segment.closed_at, settings)
-    emitted = EmitScored(scored, who.key)
-    return state, (emitted, *(EmitReview(request, who.key) for request in requests))
+    effects: list[Effect] = [EmitScored(scored, who.key)]
+    effects += [EmitReview(request, who.key) for request in requests]
+    if new:
+        seen = tuple(((r.value > 0) - (r.value < 0), r.feedback.source) for r in new)
+        found = [beliefs[i] for i in (r.feedback.event_id for r in new) if i in beliefs]
+        held = tuple(belief.filter for belief in found if belief.weight < 1.0)
+        effects.append(Observed(segment.policy, seen, held, alarm))
+    return state, tuple(effects)
 
 
-def take_changes(state: RewardState) -> tuple[dict[UserKey, UserHistory], frozenset[UserKey]]:
+def _look_around(
+    around: Crowd,
+    history: History,
+    segment: TrajectorySegment,
+    new: Sequence[NewRating],
+    settings: RewardSettings,
+) -> tuple[History, str | None]:
+    """Note on new ratings what they are in the light of all others; and whether to raise alarm."""
+    if not new:
+        return history, None
+    policy, closed_at = segment.policy, segment.closed_at
+    ids = [rating.feedback.event_id for rating in new]
+    held = crowd.observe(around, policy, closed_at, new, settings)
+    history = mark_anomalies(history, held)
+    turned = turned_negative(history, segment.segment_id, ids, settings)
+    cohort = crowd.turn(around, policy, closed_at, turned, settings)
+    if cohort.suspended:
+        fresh = [event_id for event_id in ids if event_id not in held]
+        history = suspend(history, segment.segment_id, fresh, cohort.reason)
+    return history, cohort.reason if cohort.raised else None
+
+
+def _repeated(
+    around: Crowd, segment: TrajectorySegment, settings: RewardSettings
+) -> dict[str, int]:
+    if settings.weight_diversity <= 0:
+        return {}
+    replies = {step.turn_id: words(step.reply) for step in segment.steps}
+    return crowd.repeated(
+        around, segment.policy, segment.session_id, segment.closed_at, replies, settings
+    )
+
+
+def take_changes(state: RewardState) -> tuple[dict[StateKey, StateEntry], frozenset[StateKey]]:
     """What changed since the last call: entries to write, and keys to delete.
 
     Together with what was written before, they restore the state (``restore``).
     """
-    changed = {who: state.users[who] for who in sorted(state._changed, key=_order)}
-    forgotten = frozenset(state._forgotten)
-    state._changed.clear()
-    state._forgotten.clear()
+    around = state.crowd
+    changed: dict[StateKey, StateEntry] = {
+        who: state.users[who] for who in sorted(state._changed, key=_order)
+    }
+    changed.update((key, around.entries[key]) for key in sorted(around.changed))
+    forgotten = frozenset(state._forgotten | around.forgotten)
+    for changes in (state._changed, state._forgotten, around.changed, around.forgotten):
+        changes.clear()
     return changed, forgotten
 
 
@@ -195,6 +283,8 @@ def _remember(state: RewardState, who: UserKey, user: UserHistory) -> None:
 def _advance(state: RewardState, closed_at: int, settings: RewardSettings) -> None:
     """Move the partition's clock, and forget silent keys whenever a sweep falls due."""
     before, state.clock_ms = state.clock_ms, max(state.clock_ms, closed_at)
+    if before // settings.crowd_window_ms != state.clock_ms // settings.crowd_window_ms:
+        crowd.sweep(state.crowd, state.clock_ms, settings)
     interval_ms = max(1, settings.history_ms // SWEEPS_PER_HISTORY)
     if before // interval_ms == state.clock_ms // interval_ms:
         return
@@ -210,7 +300,10 @@ __all__ = [
     "EmitReview",
     "EmitScored",
     "Mark",
+    "Observed",
     "RewardState",
+    "StateEntry",
+    "StateKey",
     "UserHistory",
     "UserKey",
     "record_key",

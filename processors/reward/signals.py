@@ -205,6 +205,11 @@ def _content_of(plain: str) -> tuple[str, ...]:
     return tuple(t for t in _TOKEN.findall(plain)[:MAX_TOKENS] if t not in _FILLER)
 
 
+def words(text: str) -> tuple[str, ...]:
+    """The words of ``text`` as templates are compared: numbers alike, Chinese by character."""
+    return tuple("0" if token.isdigit() else token for token in _TOKEN.findall(normalise(text)))
+
+
 def _weight(tokens: Sequence[str]) -> int:
     return sum(1 if "一" <= token[0] <= "鿿" else 2 for token in tokens)
 
@@ -248,4 +253,5 @@ __all__ = [
     "normalise",
     "repeats",
     "tool_error",
+    "words",
 ]

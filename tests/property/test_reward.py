@@ -45,6 +45,34 @@ SMALL = RewardSettings(
 )
 """Bounds so small that short logs reach them."""
 
+ALONE = SMALL.model_copy(
+    update={
+        "filter_flood": False,
+        "filter_burst": False,
+        "filter_contradiction": False,
+        "cohort_suspension": False,
+        "weight_diversity": 0.0,
+    }
+)
+"""No filter that looks at more than one user."""
+
+CROWDED = SMALL.model_copy(
+    update={
+        "crowd_window_ms": 4 * MINUTE_MS,
+        "flood_factor": 1.2,
+        "flood_ratings_min": 3,
+        "flood_raters_min": 1,
+        "burst_ratings": 3,
+        "contradiction_ratings_min": 2,
+        "contradiction_others_min": 2,
+        "cohort_raters_min": 2,
+        "diversity_free": 0,
+        "diversity_full": 2,
+        "diversity_replies": 5,
+    }
+)
+"""Every filter over all users reached by short logs."""
+
 SCALES = [{}, {}, {"scale_min": "1", "scale_max": "5"}, {"scale_min": "x"}, {"scale_max": "-inf"}]
 TEXTS = [
     "How do I sort a list in Python?",
@@ -213,7 +241,7 @@ def test_a_worse_rating_never_raises_its_own_reward_whatever_credibility_says(
     assert rewards[0] <= rewards[1] + 1e-12
 
 
-_BLANK = Step(turn_id="a", reply="x", event_time=0)
+_BLANK = Step(turn_id="a", reply="one two three four five six seven", event_time=0)
 
 
 def _with_rating(
@@ -290,10 +318,12 @@ def _log(plans: Sequence[Plan]) -> list[TrajectorySegment]:
     return log
 
 
-def _feed(log: Sequence[TrajectorySegment]) -> tuple[RewardState, list[tuple[Effect, ...]]]:
+def _feed(
+    log: Sequence[TrajectorySegment], weights: RewardSettings = SMALL
+) -> tuple[RewardState, list[tuple[Effect, ...]]]:
     state, effects = RewardState(), []
     for item in log:
-        state, new = step(state, item, SMALL)
+        state, new = step(state, item, weights)
         effects.append(new)
     return state, effects
 
@@ -310,8 +340,8 @@ def test_users_interleaved_in_any_way_give_the_same_results(
     rest = {key: iter(items) for key, items in by_user.items()}
     shuffled = [next(rest[key]) for key in order]
 
-    state, effects = _feed(log)
-    other_state, other_effects = _feed(shuffled)
+    state, effects = _feed(log, ALONE)
+    other_state, other_effects = _feed(shuffled, ALONE)
     assert other_state.users == state.users
     for key in by_user:
         mine = [e for item, e in zip(log, effects, strict=True) if record_key(item) == key]
@@ -324,11 +354,11 @@ def test_a_machine_restored_at_any_points_goes_on_as_if_nothing_happened(
     plans: list[Plan], stops: list[bool]
 ) -> None:
     log = _log(plans)
-    expected_state, expected = _feed(log)
+    expected_state, expected = _feed(log, CROWDED)
     written: dict[bytes, bytes] = {}
     state, effects = RewardState(), []
     for item, stop in zip(log, stops, strict=False):
-        state, new = step(state, item, SMALL)
+        state, new = step(state, item, CROWDED)
         effects.append(new)
         changed, forgotten = take_changes(state)
         written |= {encode_key(who): encode_entry(user) for who, user in changed.items()}
@@ -338,6 +368,7 @@ def test_a_machine_restored_at_any_points_goes_on_as_if_nothing_happened(
             state = restore((decode_key(k), decode_entry(v)) for k, v in written.items())
     assert effects == expected
     assert state.users == expected_state.users
+    assert state.crowd.entries == expected_state.crowd.entries
     assert state.clock_ms == expected_state.clock_ms
 
 

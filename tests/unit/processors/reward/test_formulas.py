@@ -52,6 +52,45 @@ def value_of(reward: StepReward, name: str) -> float | None:
     return {c.name: c.value for c in reward.components}[name]
 
 
+# --- Judge and diversity ----------------------------------------------------------------------
+
+JUDGED = RewardSettings(weight_judge=0.5)
+
+
+def judged(event_id: str, value: float | None, **more: Any) -> StepFeedback:
+    return feedback(event_id, FeedbackKind.JUDGEMENT, value, **more)
+
+
+def test_the_latest_verdict_is_the_judges_component() -> None:
+    reward = score(
+        judged("j2", 1.0, event_time=20, text="3 of 3 votes good"),
+        judged("j1", -1.0, event_time=10),
+        settings=JUDGED,
+    )
+    assert value_of(reward, "judge") == 1.0
+    assert reward.reward == pytest.approx(0.5)
+    assert "judge: judgement j2: +1 (3 of 3 votes good)" in reward.reasons
+
+
+def test_a_judge_that_failed_or_has_not_spoken_shows_on_the_record() -> None:
+    silent = score(thumb("f1", 1), settings=JUDGED)
+    assert value_of(silent, "judge") is None
+    assert "judge: no verdict yet" in silent.reasons
+    failed = score(judged("j1", None, text="timeout after 3 tries"), settings=JUDGED)
+    assert failed.reward == 0.0
+    assert "judge: no verdict, j1: timeout after 3 tries" in failed.reasons
+    assert "no verdict" not in " ".join(score(thumb("f1", 1)).reasons)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "value"), [(0, None), (3, None), (4, -1 / 9), (12, -1.0), (100, -1.0)]
+)
+def test_words_used_again_and_again_cost(sessions: int, value: float | None) -> None:
+    (reward,) = score_segment(segment([reply("a1")]), SETTINGS, repeated={"a1": sessions}).rewards
+    assert value_of(reward, "diversity") == (None if value is None else pytest.approx(value))
+    assert reward.reward == pytest.approx(0.2 * (value or 0.0))
+
+
 # --- Reading ----------------------------------------------------------------------------------
 
 PERCENT = {"scale_min": "0", "scale_max": "100"}
@@ -223,7 +262,7 @@ def test_process_rewards_count_only_with_a_weight() -> None:
 
 
 def test_every_component_is_bounded_named_and_registered() -> None:
-    reward = score(thumb("f1", 1), settings=RewardSettings(process_continued=0.1))
+    reward = score(thumb("f1", 1), settings=RewardSettings(process_continued=0.1, weight_judge=0.1))
     assert [c.name for c in reward.components] == list(COMPONENTS)
 
 
@@ -389,7 +428,11 @@ def test_an_untrainable_segment_says_why(what: TrajectorySegment, why: str) -> N
 
 def test_ratings_held_back_are_the_reason_if_nothing_else_counts() -> None:
     steps = [reply("a1", thumb("f1", -1))]
-    scored = score_segment(segment(steps), SETTINGS, {"f1": Credibility(weight=0.0, filter="row", reason="credibility: x")})
+    scored = score_segment(
+        segment(steps),
+        SETTINGS,
+        {"f1": Credibility(weight=0.0, filter="row", reason="credibility: x")},
+    )
     assert scored.untrainable_reason == (
         "all rewards are zero: the ratings are held back, see the rewards' reasons"
     )

@@ -1,0 +1,587 @@
+"""What all raters of a policy do together, and who stands out from them.
+
+Theory of operation. A partition of ``trajectory.segments`` holds a fixed share of the users; of
+each policy in it we count who rated how much. Time is cut into windows of ``crowd_window_ms``
+by the segments' ``closed_at``; what is counted is the current window and the one before. Each
+new rating is looked at once, when it first shows, and what is found stays with it. First wins:
+
+1. *Flood*: its rater gave more than ``flood_factor`` times what the other raters gave on average;
+   or its source (front end, importer) has sent more than ``flood_factor`` times what it sent in
+   an average window before. Both from ``flood_ratings_min`` ratings on.
+2. *Burst*: ``burst_ratings`` identical pieces of feedback (kind, value, text, tags, source)
+   within ``burst_window_ms`` of event time. Without a text only one rater's count as identical.
+3. *Contradiction*: at least ``contradiction_share`` of the rater's ratings of replies about
+   which at least three quarters of ``contradiction_others_min`` or more others agree say the
+   opposite. Ratings of the same words count as ratings of one reply, from ``MIN_WORDS_CHARS``.
+
+And for the per-user filters (``processors.reward.credibility``) it counts the *cohort*: raters
+whose ratings such a filter has just found to turn negative. From ``cohort_raters_min`` of them
+on, and ``cohort_share`` of the raters active, it is news about the policy and no noise: the
+per-user filters are suspended.
+
+What is found depends on the order of the partition's log, and on nothing else. Pure: no clock, no
+randomness, no I/O.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+from streams.contracts import StepFeedback
+from streams.settings import RewardSettings
+
+MIN_WORDS_CHARS = 20
+"""Shorter replies ("Yes.") mean different things in different places: known by their turn."""
+
+MAX_OTHERS = 32
+"""How many raters' opinions of the same words are remembered."""
+
+DECISIVE_SHARE = 0.75
+SOURCE_WINDOWS_MIN = 3
+"""Windows a source must have been seen in before it can flood."""
+
+SOURCE_MEMORY = 24
+"""Windows that a source's average reaches back, about."""
+
+HALVE_AT = 128
+"""Comparisons after which a rater's older ones count half."""
+
+KEPT_WINDOWS = 2
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class CrowdKey:
+    """An entry of the crowd's state: of which policy, of what kind, and its name."""
+
+    policy: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RaterCount:
+    """One rater: ratings in the newest window they rated in and the one before it.
+
+    Args:
+        window: That newest window's number.
+        ratings: Ratings in it.
+        before: Ratings in the window before it.
+        agreed: Comparisons with others in which they agreed.
+        contradicted: Comparisons in which they did not.
+        turned: The newest window in which a per-user filter found them turn negative; -1: none.
+    """
+
+    window: int = -1
+    ratings: int = 0
+    before: int = 0
+    agreed: int = 0
+    contradicted: int = 0
+    turned: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceCount:
+    """One source: ratings in its newest window, and its average window before that."""
+
+    window: int = -1
+    ratings: int = 0
+    windows: int = 0
+    average: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCount:
+    """All raters of one policy. Each rater counts in the newest window they rated in alone.
+
+    Args:
+        window: The newest window's number.
+        ratings: Ratings in it and in the window before.
+        raters: Raters whose newest window it is, and those whose newest is the one before.
+        turned: The same of raters who turned negative.
+        suspended: Whether the per-user filters were suspended last.
+    """
+
+    window: int = -1
+    ratings: tuple[int, int] = (0, 0)
+    raters: tuple[int, int] = (0, 0)
+    turned: tuple[int, int] = (0, 0)
+    suspended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Echo:
+    """Identical feedback: the latest event times, ms, and the newest window."""
+
+    window: int = -1
+    times: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words:
+    """Who rated the same words how: digests of raters and the sign of their latest rating."""
+
+    window: int = -1
+    signs: tuple[tuple[str, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Templates:
+    """The latest replies of a policy: digests of turn, of session, and of the words.
+
+    The words' digests: of all of them, of the first and of the last ``TEMPLATE_TOKENS``.
+    """
+
+    window: int = -1
+    replies: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+
+
+Entry = RaterCount | SourceCount | PolicyCount | Echo | Words | Templates
+
+
+@dataclass(slots=True)
+class Crowd:
+    """The crowd's state in one partition. Only this module changes it.
+
+    Args:
+        entries: By key.
+    """
+
+    entries: dict[CrowdKey, Entry] = field(default_factory=dict)
+    changed: set[CrowdKey] = field(default_factory=set, repr=False)
+    forgotten: set[CrowdKey] = field(default_factory=set, repr=False)
+
+    def put(self, key: CrowdKey, entry: Entry) -> None:
+        """Remember ``entry``."""
+        if self.entries.get(key) != entry:
+            self.entries[key] = entry
+            self.changed.add(key)
+            self.forgotten.discard(key)
+
+    def drop(self, keys: Iterable[CrowdKey]) -> None:
+        """Forget these entries."""
+        for key in keys:
+            del self.entries[key]
+            self.changed.discard(key)
+            self.forgotten.add(key)
+
+    def rater(self, policy: str, name: str) -> RaterCount:
+        entry = self.entries.get(CrowdKey(policy, "rater", name))
+        return entry if isinstance(entry, RaterCount) else RaterCount()
+
+    def source(self, policy: str, name: str) -> SourceCount:
+        entry = self.entries.get(CrowdKey(policy, "source", name))
+        return entry if isinstance(entry, SourceCount) else SourceCount()
+
+    def policy(self, policy: str) -> PolicyCount:
+        entry = self.entries.get(CrowdKey(policy, "policy", ""))
+        return entry if isinstance(entry, PolicyCount) else PolicyCount()
+
+    def echo(self, policy: str, name: str) -> Echo:
+        entry = self.entries.get(CrowdKey(policy, "echo", name))
+        return entry if isinstance(entry, Echo) else Echo()
+
+    def words(self, policy: str, name: str) -> Words:
+        entry = self.entries.get(CrowdKey(policy, "words", name))
+        return entry if isinstance(entry, Words) else Words()
+
+    def templates(self, policy: str) -> Templates:
+        entry = self.entries.get(CrowdKey(policy, "templates", ""))
+        return entry if isinstance(entry, Templates) else Templates()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewRating:
+    """A rating that shows for the first time.
+
+    Args:
+        feedback: The thumb or rating.
+        value: What it says, in [-1, 1].
+        rater: Who gave it.
+        turn_id: The reply.
+        reply: The reply's text.
+    """
+
+    feedback: StepFeedback
+    value: float
+    rater: str
+    turn_id: str
+    reply: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Anomaly:
+    """Why a rating is held, whoever gave it: which filter, and on what numbers."""
+
+    filter: str
+    reason: str
+
+
+# --- Counting and judging ratings -------------------------------------------------------------
+
+
+def observe(
+    crowd: Crowd,
+    policy: str,
+    closed_at: int,
+    ratings: Iterable[NewRating],
+    settings: RewardSettings,
+) -> dict[str, Anomaly]:
+    """Count new ratings, and say which of them stand out.
+
+    Args:
+        crowd: Changed in place.
+        policy: Whose ratings they are.
+        closed_at: ``closed_at`` of the segment that shows them, ms.
+        ratings: In the order in which the segment shows them.
+        settings: The filters.
+
+    Returns:
+        By feedback event id, those that are held.
+    """
+    window = closed_at // settings.crowd_window_ms
+    held: dict[str, Anomaly] = {}
+    for rating in ratings:
+        _count(crowd, policy, window, rating)
+        compared = _compare(crowd, policy, window, rating, settings)
+        echoes = _echo(crowd, policy, window, rating, settings)
+        anomaly = (
+            _flood(crowd, policy, window, rating, settings)
+            or _burst(rating, echoes, settings)
+            or _contradiction(rating, compared, settings)
+        )
+        if anomaly is not None:
+            held[rating.feedback.event_id] = anomaly
+    return held
+
+
+def _count(crowd: Crowd, policy: str, window: int, rating: NewRating) -> None:
+    whole = _rolled(crowd.policy(policy), window)
+    rater = crowd.rater(policy, rating.rater)
+    raters = _moved(whole.raters, rater.window, whole.window)
+    whole = replace(whole, ratings=(whole.ratings[0] + 1, whole.ratings[1]), raters=raters)
+    crowd.put(CrowdKey(policy, "policy", ""), whole)
+    crowd.put(CrowdKey(policy, "rater", rating.rater), _rated(rater, whole.window))
+    source = _source_rolled(crowd.source(policy, rating.feedback.source), window)
+    crowd.put(
+        CrowdKey(policy, "source", rating.feedback.source),
+        replace(source, ratings=source.ratings + 1),
+    )
+
+
+def _rolled(whole: PolicyCount, window: int) -> PolicyCount:
+    """``whole`` with ``window`` as its newest; a late window counts in the newest there is."""
+    ahead = window - whole.window
+    if ahead <= 0:
+        return whole
+    if ahead == 1:
+        return replace(
+            whole,
+            window=window,
+            ratings=(0, whole.ratings[0]),
+            raters=(0, whole.raters[0]),
+            turned=(0, whole.turned[0]),
+        )
+    return PolicyCount(window=window, suspended=whole.suspended)
+
+
+def _moved(counts: tuple[int, int], seen: int, newest: int) -> tuple[int, int]:
+    """``counts`` (newest window, the one before) once somebody last in ``seen`` is in newest."""
+    now, before = counts
+    if seen == newest:
+        return counts
+    return (now + 1, before - 1) if seen == newest - 1 else (now + 1, before)
+
+
+def _rated(rater: RaterCount, window: int) -> RaterCount:
+    if rater.window == window:
+        return replace(rater, ratings=rater.ratings + 1)
+    before = rater.ratings if rater.window == window - 1 else 0
+    return replace(rater, window=window, ratings=1, before=before)
+
+
+def _source_rolled(source: SourceCount, window: int) -> SourceCount:
+    """``source`` in ``window``: its finished windows, and empty ones between, are averaged.
+
+    A flood enters the average only up to what is no flood, so that it does not become usual
+    at once; growth does, window by window.
+    """
+    if source.window < 0 or window <= source.window:
+        return replace(source, window=max(source.window, window))
+    windows, average = source.windows, source.average
+    for ratings in (source.ratings, *[0] * min(window - source.window - 1, SOURCE_MEMORY)):
+        windows = min(windows + 1, SOURCE_MEMORY)
+        usual = ratings if windows <= SOURCE_WINDOWS_MIN else min(ratings, 2 * average + 1)
+        average += (usual - average) / windows
+    return SourceCount(window=window, windows=windows, average=average)
+
+
+def _flood(
+    crowd: Crowd, policy: str, window: int, rating: NewRating, settings: RewardSettings
+) -> Anomaly | None:
+    if not settings.filter_flood:
+        return None
+    rater = crowd.rater(policy, rating.rater)
+    whole = crowd.policy(policy)
+    mine, others = rater.ratings + rater.before, sum(whole.raters) - 1
+    average = (sum(whole.ratings) - mine) / others if others else 0.0
+    if (
+        others >= settings.flood_raters_min
+        and mine >= settings.flood_ratings_min
+        and mine > settings.flood_factor * average
+    ):
+        return Anomaly(
+            filter="flood",
+            reason=f"{mine} ratings by {rating.rater}, {average:.1f} by each of {others} others",
+        )
+    name = rating.feedback.source
+    source = crowd.source(policy, name)
+    if (
+        source.windows >= SOURCE_WINDOWS_MIN
+        and source.ratings >= settings.flood_ratings_min
+        and source.ratings > settings.flood_factor * source.average
+    ):
+        return Anomaly(
+            filter="flood",
+            reason=f"{source.ratings} ratings from source {name} in a window that has "
+            f"{source.average:.1f} on average",
+        )
+    return None
+
+
+def _echo(
+    crowd: Crowd, policy: str, window: int, rating: NewRating, settings: RewardSettings
+) -> int:
+    """How many identical ones there are near ``rating``, itself included."""
+    given = rating.feedback
+    text = (given.text or "").strip()
+    who = "" if text else rating.rater
+    name = _digest(given.kind.value, given.value, text, sorted(given.tags), given.source, who)
+    times = (*crowd.echo(policy, name).times, given.event_time)[-settings.burst_ratings :]
+    crowd.put(CrowdKey(policy, "echo", name), Echo(window=window, times=times))
+    return sum(abs(time - given.event_time) <= settings.burst_window_ms for time in times)
+
+
+def _burst(rating: NewRating, echoes: int, settings: RewardSettings) -> Anomaly | None:
+    if not settings.filter_burst or echoes < settings.burst_ratings:
+        return None
+    said = f'"{rating.feedback.text.strip()[:40]}"' if rating.feedback.text else "without a text"
+    return Anomaly(
+        filter="burst",
+        reason=f"{echoes} or more identical ones {said} from source {rating.feedback.source} "
+        f"within {settings.burst_window_ms} ms",
+    )
+
+
+def _compare(
+    crowd: Crowd, policy: str, window: int, rating: NewRating, settings: RewardSettings
+) -> RaterCount:
+    """Compare ``rating`` with what others said before of the same words."""
+    plain = " ".join(rating.reply.split()).casefold()
+    name = _digest(plain if len(plain) >= MIN_WORDS_CHARS else f"turn {rating.turn_id}")
+    who, sign = _digest(rating.rater)[:12], _sign(rating.value)
+    signs = crowd.words(policy, name).signs
+    others = [s for digest, s in signs if digest != who]
+    kept = (*((d, s) for d, s in signs if d != who), (who, sign))[-MAX_OTHERS:]
+    crowd.put(CrowdKey(policy, "words", name), Words(window=window, signs=kept))
+    rater = crowd.rater(policy, rating.rater)
+    majority = _majority(others, settings)
+    if not majority or not sign:
+        return rater
+    agreed, contradicted = rater.agreed, rater.contradicted
+    if agreed + contradicted >= HALVE_AT:
+        agreed, contradicted = agreed // 2, contradicted // 2
+    same = sign == majority
+    rater = replace(rater, agreed=agreed + same, contradicted=contradicted + (not same))
+    crowd.put(CrowdKey(policy, "rater", rating.rater), rater)
+    return rater
+
+
+def _majority(others: list[int], settings: RewardSettings) -> int:
+    """The sign that at least three quarters of enough others gave; 0 if there is none."""
+    if len(others) < settings.contradiction_others_min:
+        return 0
+    for sign in (1, -1):
+        if others.count(sign) >= DECISIVE_SHARE * len(others):
+            return sign
+    return 0
+
+
+def _contradiction(
+    rating: NewRating, rater: RaterCount, settings: RewardSettings
+) -> Anomaly | None:
+    compared = rater.agreed + rater.contradicted
+    if (
+        not settings.filter_contradiction
+        or compared < settings.contradiction_ratings_min
+        or rater.contradicted < settings.contradiction_share * compared
+    ):
+        return None
+    return Anomaly(
+        filter="contradiction",
+        reason=f"{rating.rater} said the opposite of nearly everybody in {rater.contradicted} of "
+        f"{compared} ratings of replies that others rated",
+    )
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+# --- The cohort -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cohort:
+    """Whether the per-user filters of a policy are suspended, and why.
+
+    Args:
+        suspended: Whether they are.
+        raised: Whether they were not before.
+        reason: The numbers.
+    """
+
+    suspended: bool
+    raised: bool
+    reason: str
+
+
+def turn(
+    crowd: Crowd, policy: str, closed_at: int, raters: Iterable[str], settings: RewardSettings
+) -> Cohort:
+    """Count raters who have just turned negative, and look at all of them together.
+
+    Args:
+        crowd: Changed in place.
+        policy: Whose raters they are.
+        closed_at: ``closed_at`` of the segment in which they did, ms.
+        raters: Those with a rating that a per-user filter found to turn negative.
+        settings: The filters.
+    """
+    whole = _rolled(crowd.policy(policy), closed_at // settings.crowd_window_ms)
+    for name in raters:
+        rater = crowd.rater(policy, name)
+        whole = replace(whole, turned=_moved(whole.turned, rater.turned, whole.window))
+        crowd.put(CrowdKey(policy, "rater", name), replace(rater, turned=whole.window))
+    turned, active = sum(whole.turned), max(1, sum(whole.raters))
+    suspended = (
+        settings.cohort_suspension
+        and turned >= settings.cohort_raters_min
+        and turned >= settings.cohort_share * active
+    )
+    crowd.put(CrowdKey(policy, "policy", ""), replace(whole, suspended=suspended))
+    return Cohort(
+        suspended=suspended,
+        raised=suspended and not whole.suspended,
+        reason=f"{turned} of {active} raters turned negative together",
+    )
+
+
+# --- Templates --------------------------------------------------------------------------------
+
+TEMPLATE_TOKENS = 12
+TEMPLATE_TOKENS_MIN = 6
+"""Replies of fewer words say the same by nature."""
+
+
+def repeated(
+    crowd: Crowd,
+    policy: str,
+    session_id: str,
+    closed_at: int,
+    replies: Mapping[str, tuple[str, ...]],
+    settings: RewardSettings,
+) -> dict[str, int]:
+    """In how many other sessions each reply's words, opening or end were used lately.
+
+    Args:
+        crowd: Changed in place: the replies are remembered, the latest ``diversity_replies``.
+        policy: Who replied.
+        session_id: Where.
+        closed_at: ``closed_at`` of the segment, ms.
+        replies: The tokens of each reply by turn id.
+        settings: How many are remembered.
+
+    Returns:
+        By turn id; 0 for replies of fewer than ``TEMPLATE_TOKENS_MIN`` tokens.
+    """
+    session = _digest(session_id)[:12]
+    known = crowd.templates(policy).replies
+    turns = {turn for turn, _, _ in known}
+    counts: dict[str, int] = {}
+    added: list[tuple[str, str, tuple[str, ...]]] = []
+    for turn_id, tokens in replies.items():
+        prints = _prints(tokens)
+        sessions = [
+            {other for _, other, theirs in known if other != session and _shares(theirs, at, own)}
+            for at, own in enumerate(prints)
+        ]
+        counts[turn_id] = max(map(len, sessions), default=0)
+        turn = _digest(session_id, turn_id)[:12]
+        if prints and turn not in turns:
+            added.append((turn, session, prints))
+    if added:
+        kept = (*known, *added)[-settings.diversity_replies :]
+        window = closed_at // settings.crowd_window_ms
+        crowd.put(CrowdKey(policy, "templates", ""), Templates(window=window, replies=kept))
+    return counts
+
+
+def _prints(tokens: tuple[str, ...]) -> tuple[str, ...]:
+    """Digests of all tokens and, if there are more, of the first and of the last ones."""
+    if len(tokens) < TEMPLATE_TOKENS_MIN:
+        return ()
+    if len(tokens) <= TEMPLATE_TOKENS:
+        return (_digest(*tokens)[:12],)
+    parts = (tokens, tokens[:TEMPLATE_TOKENS], tokens[-TEMPLATE_TOKENS:])
+    return tuple(_digest(*part)[:12] for part in parts)
+
+
+def _shares(prints: tuple[str, ...], at: int, own: str) -> bool:
+    return at < len(prints) and prints[at] == own
+
+
+# --- Forgetting -------------------------------------------------------------------------------
+
+
+def sweep(crowd: Crowd, clock_ms: int, settings: RewardSettings) -> None:
+    """Forget what no later rating can be compared with any more.
+
+    Raters and sources are kept for ``history_ms``, the rest for ``KEPT_WINDOWS`` windows.
+    """
+    newest = clock_ms // settings.crowd_window_ms
+    brief = newest - KEPT_WINDOWS
+    long = newest - max(KEPT_WINDOWS, settings.history_ms // settings.crowd_window_ms)
+    gone = [
+        key
+        for key, entry in crowd.entries.items()
+        if entry.window < (long if key.kind in ("rater", "source", "templates") else brief)
+    ]
+    crowd.drop(gone)
+
+
+def _digest(*parts: object) -> str:
+    text = json.dumps(parts, ensure_ascii=True, separators=(",", ":"), default=str)
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+
+
+__all__ = [
+    "Anomaly",
+    "Cohort",
+    "Crowd",
+    "CrowdKey",
+    "Echo",
+    "Entry",
+    "NewRating",
+    "PolicyCount",
+    "RaterCount",
+    "SourceCount",
+    "Templates",
+    "Words",
+    "observe",
+    "repeated",
+    "sweep",
+    "turn",
+]
