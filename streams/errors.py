@@ -22,9 +22,13 @@
     ├── LearnerError           an update cannot be made
     │   ├── UpdateStoppedError it was interrupted; nothing has changed
     │   └── TrainingFileError  a file of labelled examples cannot be used
+    ├── ProcessError           one of the learner's processes lost the others
     ├── ServingError           the policy server cannot do what it was asked to
     │   ├── UnknownModelError  no version of that name is loaded
     │   └── RequestRefusedError a field of a request is wrong or asks for what is not done here
+    ├── RewardError            a review, segment or weight that was named cannot be used
+    │   ├── PluginError        a plugin is missing or is not what its kind needs
+    │   └── JudgeError         the judge cannot be asked, or its answer is no verdict
     ├── SpoolError             events can be kept neither in Kafka nor on the gateway's disk
     ├── ImportFormatError      an export file is not what its importer reads
     └── BenchError             a bench cannot measure what it is to measure
@@ -156,6 +160,10 @@ class UpdateStoppedError(LearnerError):
     """An update was interrupted because the learner is to stop; nothing has changed."""
 
 
+class ProcessError(ClawstreamError):
+    """One of the learner's processes cannot go on with the others, or they cannot with it."""
+
+
 class TrainingFileError(LearnerError):
     """A file of labelled examples cannot be read or used; the message names file and line."""
 
@@ -181,6 +189,18 @@ class RequestRefusedError(ServingError):
         self.param = param
         self.code = code
         super().__init__(message)
+
+
+class RewardError(ClawstreamError):
+    """A review request, a segment or a weight that was named cannot be used."""
+
+
+class PluginError(RewardError):
+    """A plugin is missing, or is not what its kind needs."""
+
+
+class JudgeError(RewardError):
+    """The judge cannot be asked, or what it answers is no verdict."""
 
 
 class SpoolError(ClawstreamError):

@@ -39,19 +39,13 @@ from processors.reward.formulas import (
     readable,
 )
 from streams.contracts import FeedbackKind, ReviewRequest, StepFeedback, TrajectorySegment
+from streams.reviews import (
+    FILTER_ATTRIBUTE,
+    RATER_ATTRIBUTE,
+    REPLIES_ATTRIBUTE,
+    REVIEW_ATTRIBUTE,
+)
 from streams.settings import RewardSettings
-
-REVIEW_ATTRIBUTE = "review"
-"""Attribute of a ``review``: the event id of the request that it decides."""
-
-FILTER_ATTRIBUTE = "filter"
-"""Attribute of a request: the filter that held the ratings."""
-
-RATER_ATTRIBUTE = "rater"
-"""Attribute of a request: who gave them."""
-
-REPLIES_ATTRIBUTE = "replies"
-"""Attribute of a request: every reply rated, a JSON list of [session, segment, turn]."""
 
 MAX_NAMED = 5
 """How many feedback ids a reason names; a request always has all."""
@@ -534,10 +528,6 @@ def _negatives(opinions: Iterable[Opinion]) -> int:
 
 
 __all__ = [
-    "FILTER_ATTRIBUTE",
-    "RATER_ATTRIBUTE",
-    "REPLIES_ATTRIBUTE",
-    "REVIEW_ATTRIBUTE",
     "Decision",
     "History",
     "Opinion",

@@ -42,6 +42,7 @@ COMMANDS: dict[str, Entry] = {
     "learn": Entry("learner.__main__", "Run the learner.", process=True),
     "serve": Entry("learner.serving.__main__", "Run the policy server.", process=True),
     "versions": Entry("streams.cli.versions", "List and show policy versions."),
+    "reviews": Entry("streams.cli.reviews", "Decide about ratings that were held back."),
     "lag": Entry("streams.cli.lag", "Show how far each stage is behind."),
     "import": Entry("streams.cli.imports", "Import exports of other chat products."),
     "bench": Entry("streams.cli.bench", "Measure how fast it is on this machine."),

@@ -1,0 +1,166 @@
+"""``clawstream reviews``: ratings that count nothing until a person decides."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from streams.cli.common import print_json, settings_of
+from streams.errors import RewardError
+from streams.settings import Settings
+
+if TYPE_CHECKING:
+    from streams.reviews import Case
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Decide about ratings that were held back."
+)
+
+
+@app.callback()
+def _group() -> None:
+    """Decide about ratings that were held back."""
+
+
+@app.command("list")
+def list_cases(
+    ctx: typer.Context,
+    every: bool = typer.Option(False, "--all", help="Decided ones too."),
+    policy: str | None = typer.Option(None, help="Of this policy only."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> None:
+    """List what waits for a decision, oldest first."""
+    found = [
+        case
+        for case in _cases(settings_of(ctx))
+        if (every or case.state == "open") and policy in (None, case.request.policy)
+    ]
+    if as_json:
+        print_json([_plain(case) for case in found])
+    else:
+        _print(found)
+
+
+@app.command()
+def decide(
+    ctx: typer.Context,
+    requests: list[str] = typer.Argument(help="Ids of requests, or what they begin with."),
+    uphold: bool = typer.Option(
+        ..., "--uphold/--reject", help="Whether the ratings count in full, or nothing."
+    ),
+    actor: str | None = typer.Option(None, help="Who decides; kept with the decision."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> None:
+    """Decide about held ratings; each segment concerned is scored anew.
+
+    The decision is feedback on the replies that were rated, so it must come while their segments
+    can still be revised (align.horizon_ms after they closed).
+    """
+    from streams.cli.publishing import encode, publish
+    from streams.reviews import decide as events_of
+
+    settings = settings_of(ctx)
+    known = _cases(settings)
+    chosen = [_only(known, request) for request in requests]
+    now_ms = time.time_ns() // 1_000_000
+    events = [
+        event
+        for case in chosen
+        for event in events_of(case.request, uphold=uphold, now_ms=now_ms, actor=actor)
+    ]
+    envelopes, too_large = encode(settings, events, dry_run=False)
+    publish(settings, envelopes)
+    late = [c for c in chosen if now_ms - c.request.event_time > settings.align.horizon_ms]
+    if as_json:
+        print_json(
+            {
+                "decided": [case.request.event_id for case in chosen],
+                "upheld": uphold,
+                "events": len(envelopes),
+                "skipped": too_large,
+                "late": [case.request.event_id for case in late],
+            }
+        )
+        return
+    word = "upheld" if uphold else "rejected"
+    typer.echo(f"{word} {len(chosen)} requests with {len(envelopes)} feedback events")
+    for case in late:
+        typer.echo(
+            f"{case.request.event_id} is older than align.horizon_ms "
+            f"({settings.align.horizon_ms} ms): its segments may not be revised any more",
+            err=True,
+        )
+
+
+def _cases(settings: Settings) -> list[Case]:
+    from streams.contracts import FeedbackEvent, ReviewRequest
+    from streams.kafka.reading import read_records
+    from streams.reviews import cases
+    from streams.serde import build_codec
+    from streams.topics import FEEDBACK, REVIEWS
+
+    codec = build_codec(settings.schema_registry_url)
+    requests = list(read_records(settings, REVIEWS, ReviewRequest, codec))
+    if not requests:
+        return []
+    # No decision is older than the first request; its time is that of a segment's closing.
+    since_ms = min(request.event_time for request in requests)
+    return cases(
+        requests, read_records(settings, FEEDBACK, FeedbackEvent, codec, since_ms=since_ms)
+    )
+
+
+def _only(known: Sequence[Case], prefix: str) -> Case:
+    from streams.reviews import find
+
+    found = find(known, prefix)
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise RewardError(
+            f"there is no review request {prefix}; see `clawstream reviews list --all`"
+        )
+    raise RewardError(f"{prefix} could be {len(found)} review requests; give more of the id")
+
+
+def _plain(case: Case) -> dict[str, Any]:
+    request = case.request
+    return {
+        "request": request.event_id,
+        "state": case.state,
+        "filter": case.filter,
+        "policy": request.policy,
+        "rater": request.attributes.get("rater"),
+        "ratings": list(request.feedback_event_ids),
+        "session": request.session_id,
+        "segment": request.segment_id,
+        "turn": request.turn_id,
+        "reason": request.reason,
+        "asked_at": request.event_time,
+        "decided_at": case.decided_at,
+        "actor": case.actor,
+    }
+
+
+def _print(found: Sequence[Case]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("request", "asked (UTC)", "policy", "filter", "ratings", "reason", "state")
+    for case in found:
+        request = case.request
+        asked = datetime.fromtimestamp(request.event_time / 1_000, UTC)
+        table.add_row(
+            request.event_id[:12],
+            f"{asked:%Y-%m-%d %H:%M}",
+            request.policy,
+            case.filter,
+            str(len(request.feedback_event_ids)),
+            request.reason,
+            case.state,
+        )
+    Console().print(table)

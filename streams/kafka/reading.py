@@ -1,0 +1,111 @@
+"""Reads a topic once, as far as it goes now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from streams.errors import BrokerError, RecordError, TopicError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, Message
+
+    from streams.contracts import Record
+    from streams.serde import Codec
+    from streams.settings import Settings
+
+T = TypeVar("T", bound="Record")
+
+GROUP = "clawstream-reading"
+_TIMEOUT_S = 30.0
+_POLL_S = 1.0
+
+
+def read_records(
+    settings: Settings, topic: str, expected: type[T], codec: Codec, *, since_ms: int | None = None
+) -> Iterator[T]:
+    """Every record of a topic that can be read, by partition, as far as it goes now.
+
+    Args:
+        settings: Where Kafka is.
+        topic: Which topic.
+        expected: What its values hold; ticks and what cannot be decoded are passed over.
+        codec: Decodes them.
+        since_ms: Only records from this Kafka timestamp on; all if None.
+
+    Raises:
+        TopicError: There is no such topic.
+        BrokerError: Kafka does not answer.
+    """
+    for message in read_messages(settings, topic, since_ms=since_ms):
+        value = message.value()
+        if value is None:
+            continue
+        try:
+            yield codec.decode(value, expected)
+        except RecordError:
+            continue
+
+
+def read_messages(
+    settings: Settings, topic: str, *, since_ms: int | None = None
+) -> Iterator[Message]:
+    """Every message of a topic; see ``read_records``."""
+    from confluent_kafka import KafkaException
+
+    from streams.kafka.clients import make_consumer, resolve_bootstrap
+
+    bootstrap = resolve_bootstrap(settings)
+    consumer = make_consumer(
+        settings.kafka, bootstrap, group=GROUP, overrides={"enable.partition.eof": True}
+    )
+    try:
+        yield from _read(consumer, topic, since_ms)
+    except KafkaException as error:
+        raise BrokerError(f"cannot read {topic} at {bootstrap}: {error}") from error
+    finally:
+        consumer.close()
+
+
+def _read(consumer: Consumer, topic: str, since_ms: int | None) -> Iterator[Message]:
+    from confluent_kafka import KafkaError, TopicPartition
+
+    found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics.get(topic)
+    if found is None or found.error is not None:
+        raise TopicError(f"there is no topic {topic}: run `clawstream topics apply`")
+    for partition in sorted(found.partitions):
+        low, high = consumer.get_watermark_offsets(
+            TopicPartition(topic, partition), timeout=_TIMEOUT_S
+        )
+        start = low
+        if since_ms is not None:
+            asked = TopicPartition(topic, partition, since_ms)
+            (place,) = consumer.offsets_for_times([asked], timeout=_TIMEOUT_S)
+            start = place.offset if place.offset >= 0 else high
+        if start >= high:
+            continue
+        consumer.assign([TopicPartition(topic, partition, start)])
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            message = consumer.poll(_POLL_S)
+            if message is None:
+                if time.monotonic() > deadline:
+                    raise BrokerError(f"cannot read {topic}: nothing came for {_TIMEOUT_S:.0f} s")
+                continue
+            deadline = time.monotonic() + _TIMEOUT_S
+            error = message.error()
+            if error is not None:
+                # What is read is committed only: the end may come before the high watermark.
+                if error.code() == KafkaError._PARTITION_EOF:
+                    break
+                raise BrokerError(f"cannot read {topic}: {error}")
+            offset = message.offset()
+            assert offset is not None
+            if offset < high:
+                yield message
+            if offset >= high - 1:
+                break
+
+
+__all__ = ["read_messages", "read_records"]
