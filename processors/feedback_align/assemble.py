@@ -81,7 +81,7 @@ def _parents(main: Iterable[Turn], bodies: Bodies) -> dict[int, int | None]:
     return parents
 
 
-def _without_retries(branch: Iterable[Turn], bodies: Bodies) -> list[Turn]:
+def _without_retries(branch: list[Turn], bodies: Bodies) -> list[Turn]:
     """Of replies to one request the last, of its other equal turns the first."""
     kept: dict[object, Turn] = {}
     for turn in branch:
@@ -92,6 +92,8 @@ def _without_retries(branch: Iterable[Turn], bodies: Bodies) -> list[Turn]:
             kept[body.request_id] = turn
         else:
             kept.setdefault((body.request_id, body.role, body.content), turn)
+    if len(kept) == len(branch):
+        return branch
     return sorted(kept.values(), key=order)
 
 

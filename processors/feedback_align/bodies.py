@@ -135,11 +135,12 @@ class _Shelf(Generic[T]):
             self._bytes -= recent.pop(next(iter(recent)))[1]
 
     def get(self, offset: int) -> T:
-        found = self.find(offset)
-        if found is None:
+        recent = self._recent.get(offset)
+        if recent is not None:
+            return recent[0]
+        if offset not in self._held:
             self._fetch({offset}, self._asked | {offset})
-            found = self._held[offset]
-        return found
+        return self._held[offset]
 
     def find(self, offset: int) -> T | None:
         """What is at hand; ``want`` was told of it."""

@@ -140,9 +140,11 @@ _partition_decoder = msgspec.msgpack.Decoder(_Partition)
 def encode_head(session: Session) -> bytes:
     """A session's own entry, with ``open_since_ms`` as it stands there."""
     runs = session.runs if len(session.runs) == 1 else sorted(session.runs, key=_by_first)
-    turns = [(_NONE, _image(turn)) for run in runs for turn in run.turns]
+    turns = [(_NONE, turn.image or _image(turn)) for run in runs for turn in run.turns]
     for segment in session.revisable.values():
-        turns += [(segment.ordinal, _image(turn)) for turn in segment.pending.turns.values()]
+        turns += [
+            (segment.ordinal, turn.image or _image(turn)) for turn in segment.pending.turns.values()
+        ]
     since = session.open_since_ms
     return _encode(
         (
@@ -208,7 +210,7 @@ def _encode_segment(segment: Segment) -> bytes:
             segment.boundary,
             segment.carried,
             segment.revision,
-            [_image(turn) for turn in segment.turns],
+            [turn.image or _image(turn) for turn in segment.turns],
             [_feedback_image(item) for item in segment.feedback],
         )
     )
@@ -219,16 +221,14 @@ def _encode_ghosts(ordinal: int, facts: Iterable[Fact]) -> bytes:
     feedback: list[tuple[Any, ...]] = []
     for fact in facts:
         if isinstance(fact, Turn):
-            turns.append(_image(fact))
+            turns.append(fact.image or _image(fact))
         else:
             feedback.append(_feedback_image(fact))
     return _encode((1, _FORMAT, ordinal, turns, feedback))
 
 
 def _image(turn: Turn) -> msgspec.Raw:
-    """The encoded facts of a turn."""
-    if turn.image is not None:
-        return turn.image
+    """The facts of a turn, encoded and kept."""
     flags = turn.main * _MAIN + turn.reply * _REPLY + turn.session_done * _DONE
     event_time, arrival_ms, _ = turn.key
     turn.image = msgspec.Raw(

@@ -47,7 +47,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
-from heapq import heapify, heappop, heappush, nsmallest
+from heapq import heapify, heappop, heappush
 from itertools import takewhile
 
 import msgspec
@@ -339,7 +339,7 @@ def content_due(state: PartitionState, sessions: int) -> tuple[list[int], list[i
     """
     turns: list[int] = []
     feedback: list[int] = []
-    for due_ms, key in nsmallest(sessions, state.due):
+    for due_ms, key in _first(state.due, sessions):
         session = _known(state, key)
         if session is None or session.scheduled_ms != due_ms:
             continue
@@ -347,6 +347,18 @@ def content_due(state: PartitionState, sessions: int) -> tuple[list[int], list[i
         turns.extend(content[0])
         feedback.extend(content[1])
     return turns, feedback
+
+
+def _first(heap: list[tuple[int, SessionKey]], count: int) -> Iterator[tuple[int, SessionKey]]:
+    """The least of a heap, in order, without looking at all of it."""
+    next_ones = [(heap[0], 0)] if heap else []
+    while next_ones and count:
+        least, place = heappop(next_ones)
+        yield least
+        count -= 1
+        for below in (2 * place + 1, 2 * place + 2):
+            if below < len(heap):
+                heappush(next_ones, (heap[below], below))
 
 
 def take_changes(state: PartitionState) -> dict[EntryKey, bytes | None]:
@@ -387,12 +399,12 @@ def take_changes(state: PartitionState) -> dict[EntryKey, bytes | None]:
 
 def _trim(state: PartitionState) -> None:
     """Make the indexes anew where most of what is in them is void."""
-    if len(state.due) > 2 * (len(state.sessions) + len(state.packed)) + _FEW:
+    if len(state.due) > 4 * (len(state.sessions) + len(state.packed)) + _FEW:
         state.due = [
             (at, key) for key, item in _all(state) if (at := item.scheduled_ms) is not None
         ]
         heapify(state.due)
-    if len(state.opened) > 2 * state.open_sessions + _FEW:
+    if len(state.opened) > 4 * state.open_sessions + _FEW:
         state.opened = [
             (since, key) for key, item in _all(state) if (since := item.open_since_ms) is not None
         ]
