@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -12,6 +13,8 @@ from streams.errors import TopicError
 from streams.kafka.admin import Admin
 from streams.settings import KafkaSettings
 from streams.topics import TopicDescription
+
+logger = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
 
@@ -140,4 +143,14 @@ def _check_kept(
                 f"{name} has retention.ms={kept_ms}, and its records are read back for up to "
                 f"{read_back_ms} ms (align.horizon_ms, max_open_ms and orphan_wait_ms together): "
                 "keep them at least as long, or shorten the horizon"
+            )
+        kept_bytes = int(config.get("retention.bytes", "-1"))
+        if kept_bytes >= 0:
+            logger.warning(
+                "%s has retention.bytes=%d: when that holds less than %d ms of dialogue, this "
+                "worker ends at the first record it must read back and that is gone; "
+                "retention.ms alone is safe",
+                name,
+                kept_bytes,
+                read_back_ms,
             )

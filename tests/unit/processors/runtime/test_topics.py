@@ -90,3 +90,13 @@ def test_inputs_that_lose_what_is_read_back_are_refused(config: dict[str, str], 
     assert check(Needs(), found).partitions == 4
     for kept in ("1000", "-1"):
         check(Needs(read_back_ms=1_000), described(b=topic(4, ARRIVALS | {"retention.ms": kept})))
+
+
+@pytest.mark.parametrize(("kept", "warned"), [("-1", []), ("5000", ["b has retention.bytes=5000"])])
+def test_a_limit_by_size_is_warned_of(
+    kept: str, warned: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether it holds long enough depends on the traffic to come."""
+    limited = topic(4, ARRIVALS | {"retention.bytes": kept})
+    check(Needs(read_back_ms=1_000), described(b=limited))
+    assert [record.getMessage().split(":")[0] for record in caplog.records] == warned
