@@ -1,4 +1,4 @@
-"""Writes those parts of the pages beside it that are made of the code.
+"""Writes those parts of the pages beside it, and the figures, that are made of the code.
 
 ``python docs/generate.py`` brings them up to date; with ``--check`` it changes nothing and
 fails if a page is stale. A part stands between two comments, ``<!-- generated: NAME -->`` and
@@ -13,7 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from processors.feedback_align.machine import render_diagram
+from processors.reward.figure import render as render_implicit
 from streams.metrics import render_table
+from streams.settings import RewardSettings
 
 FOLDER = Path(__file__).parent
 _PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -23,7 +25,12 @@ def _diagram() -> str:
     return f"```mermaid\n{render_diagram()}```\n"
 
 
+def _implicit() -> str:
+    return render_implicit(RewardSettings())
+
+
 PARTS: Mapping[str, Callable[[], str]] = {"lives": _diagram, "metrics": render_table}
+FIGURES: Mapping[str, Callable[[], str]] = {"implicit.svg": _implicit}
 
 
 def renewed(page: str) -> str:
@@ -42,14 +49,20 @@ def main(arguments: list[str]) -> int:
         1 if ``--check`` is given and a page is stale, else 0.
     """
     pages = {path: path.read_text(encoding="utf-8") for path in sorted(FOLDER.glob("*.md"))}
-    stale = [path for path, text in pages.items() if renewed(text) != text]
+    wanted = {path: renewed(text) for path, text in pages.items()}
+    wanted |= {FOLDER / name: draw() for name, draw in FIGURES.items()}
+    stale = [path for path, text in wanted.items() if _text_of(path) != text]
     if "--check" in arguments:
         for path in stale:
             sys.stderr.write(f"docs/{path.name} is stale: run python docs/generate.py\n")
         return 1 if stale else 0
     for path in stale:
-        path.write_text(renewed(pages[path]), encoding="utf-8")
+        path.write_text(wanted[path], encoding="utf-8")
     return 0
+
+
+def _text_of(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 if __name__ == "__main__":

@@ -152,6 +152,7 @@ class RewardSettings(Section):
     decay: Share = 0.9
     repetition_similarity: Share = 0.8
     dwell_saturation_ms: PositiveInt = 60_000
+    follow_up_saturation: PositiveInt = 2
     implicit_dwell: Points = 0.5
     implicit_follow_up: Points = 0.3
     implicit_copy: Points = 0.8

@@ -285,10 +285,15 @@ def explicit(step: Step, context: StepContext, settings: RewardSettings) -> Rewa
 def implicit(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
     """What people did: dwell, follow-ups, copying and the like, and what their words say.
 
-    ``clip(dwell + events + clip(signals))``: dwell grows linearly up to its saturation, an
-    event counts once however often it is sent, signals decay with the user turns in between.
+    ``clip(dwell + follow-ups + events + clip(signals))``: ``dwell_points``,
+    ``follow_up_points``; another event counts once however often it is sent; signals decay with
+    the user turns in between.
     """
-    behaviour = [*_dwell(step, settings), *_events(step, settings)]
+    behaviour = [
+        *_dwell(step, settings),
+        *_follow_ups(step, settings),
+        *_events(step, settings),
+    ]
     signals = _signals(step, context, settings)
     value: float | None = None
     if behaviour or signals:
@@ -379,19 +384,43 @@ COMPONENTS: Mapping[str, ComponentSpec] = {
 """Every component by name, in the order in which they are shown."""
 
 
+def dwell_points(seen_ms: float, settings: RewardSettings) -> float:
+    """Points of the time a reply was looked at: linear in ms, up to ``dwell_saturation_ms``.
+
+    ``implicit_dwell * min(seen, saturation) / saturation``
+    """
+    full = float(settings.dwell_saturation_ms)
+    return settings.implicit_dwell * (min(seen_ms, full) / full)
+
+
+def follow_up_points(count: int, settings: RewardSettings) -> float:
+    """Points of so many follow-ups: each the same, up to ``follow_up_saturation`` of them.
+
+    ``implicit_follow_up * min(count, saturation)``
+    """
+    return settings.implicit_follow_up * min(count, settings.follow_up_saturation)
+
+
 def _dwell(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
     times = [value for _, value in readable(step.feedback, (FeedbackKind.DWELL,))]
     if not times:
         return []
     full = settings.dwell_saturation_ms
     seen = min(sum(times), float(full))
-    points = settings.implicit_dwell * (seen / full)
+    points = dwell_points(seen, settings)
     return [(points, f"dwell {seen:.0f} of {full} ms: {_signed(points)}")]
+
+
+def _follow_ups(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
+    sent = readable(step.feedback, (FeedbackKind.FOLLOW_UP,))
+    if not sent:
+        return []
+    points, last = follow_up_points(len(sent), settings), sent[-1][0].event_id
+    return [(points, f"follow_up {last}, {len(sent)} of them: {_signed(points)}")]
 
 
 def _events(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
     points = {
-        FeedbackKind.FOLLOW_UP: settings.implicit_follow_up,
         FeedbackKind.COPY: settings.implicit_copy,
         FeedbackKind.REGENERATE: settings.implicit_regenerate,
         FeedbackKind.ABANDON: settings.implicit_abandon,
@@ -714,6 +743,8 @@ __all__ = [
     "config_hash",
     "contexts",
     "default_rater",
+    "dwell_points",
+    "follow_up_points",
     "latest_ratings",
     "rater_of",
     "read",

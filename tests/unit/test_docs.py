@@ -38,7 +38,9 @@ def test_a_stale_page_is_found_and_renewed(
     page = tmp_path / "page.md"
     page.write_text("before\n<!-- generated: lives -->\nold\n<!-- end -->\nafter\n")
     assert made.main(["--check"]) == 1
-    assert "docs/page.md is stale" in capsys.readouterr().err
+    found = capsys.readouterr().err
+    assert "docs/page.md is stale" in found
+    assert "docs/implicit.svg is stale" in found
     assert "\nold\n" in page.read_text()
     assert made.main([]) == 0
     text = page.read_text()

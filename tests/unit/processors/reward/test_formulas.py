@@ -202,12 +202,25 @@ def test_each_implicit_sign_alone(item: StepFeedback, value: float | None) -> No
 
 def test_an_event_counts_once_and_dwell_adds_up() -> None:
     reward = score(
-        feedback("f1", FeedbackKind.FOLLOW_UP),
-        feedback("f2", FeedbackKind.FOLLOW_UP),
+        feedback("f1", FeedbackKind.COPY),
+        feedback("f2", FeedbackKind.COPY),
         feedback("f3", FeedbackKind.DWELL, 12_000),
         feedback("f4", FeedbackKind.DWELL, 12_000),
     )
-    assert value_of(reward, "implicit") == pytest.approx(0.3 + 0.5 * 24 / 60)
+    assert value_of(reward, "implicit") == pytest.approx(0.8 + 0.5 * 24 / 60)
+
+
+@pytest.mark.parametrize(("count", "points"), [(1, 0.3), (2, 0.6), (3, 0.6), (9, 0.6)])
+def test_follow_ups_count_up_to_their_saturation(count: int, points: float) -> None:
+    sent = [feedback(f"f{n}", FeedbackKind.FOLLOW_UP) for n in range(count)]
+    assert value_of(score(*sent), "implicit") == pytest.approx(points)
+
+
+@pytest.mark.parametrize(
+    ("seen_ms", "points"), [(0, 0.0), (30_000, 0.25), (60_000, 0.5), (90_000, 0.5)]
+)
+def test_dwell_counts_up_to_its_saturation(seen_ms: int, points: float) -> None:
+    assert value_of(score(feedback("f", FeedbackKind.DWELL, seen_ms)), "implicit") == points
 
 
 def test_business_is_the_latest_outcome() -> None:
