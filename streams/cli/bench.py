@@ -20,6 +20,7 @@ BENCHES: dict[str, Entry] = {
     "learning": Entry(
         "learner.bench.cli_learning", "Whether the policy becomes what simulated users like."
     ),
+    "learner": Entry("learner.bench.cli_learner", "An update of the learner against TRL's."),
     "window": Entry(
         "learner.bench.cli_window", "The learner's window: memory, and arrivals during an update."
     ),
