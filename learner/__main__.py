@@ -1,4 +1,8 @@
-"""``python -m learner``: the learner as a process of its own."""
+"""``python -m learner``: the learner as a process of its own, or as several.
+
+``accelerate launch`` (or torchrun) starts the several; only the first of them listens to what
+stops the learner, the others end when it says so.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from learner.examples import read_examples
@@ -45,18 +50,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         examples = None if path is None else read_examples(path)
         # Torch takes seconds to load: a mistake in the settings or the file shows before.
         from learner.loop import run
+        from learner.processes import run_together
         from learner.trainer import make_trainer
 
-        run(
+        stopping = stop_on_signals()
+        run_together(
             settings,
-            make_trainer,
-            stopping=stop_on_signals(),
-            warm_start=examples,
-            warm_start_only=arguments.warm_start_only,
+            partial(make_trainer, sharded=_is_sharded()),
+            lambda make: run(
+                settings,
+                make,
+                stopping=stopping,
+                warm_start=examples,
+                warm_start_only=arguments.warm_start_only,
+            ),
+            launched=int(os.environ.get("WORLD_SIZE", "1")) > 1,
         )
     except ClawstreamError as error:
         return report(error)
     return 0
+
+
+def _is_sharded() -> bool:
+    """Whether ``accelerate launch`` was given a configuration with FSDP."""
+    return os.environ.get("ACCELERATE_USE_FSDP", "false").lower() == "true"
 
 
 def stop_on_signals() -> threading.Event:

@@ -113,6 +113,19 @@ class PolicyNetwork:
         """Whether `frozen_states` saves the layers below the adapter."""
         return self._first > 0
 
+    def spread_frozen_weights(self) -> None:
+        """Keep a part of each decoder block's frozen weights only, as every other process of
+        ``torch.distributed``'s default group does; a block's are gathered while it runs.
+
+        From now on all processes must make the same passes at the same time. The adapter and
+        the value head stay whole in each.
+        """
+        from torch.distributed.fsdp import fully_shard  # takes a second that few need
+
+        for block in self._blocks:
+            trained = {weight for weight in block.parameters() if weight.requires_grad}
+            fully_shard(block, ignored_params=trained)
+
     def adapter_parameters(self) -> list[nn.Parameter]:
         """The adapter's weights, in a fixed order."""
         return [p for name, p in self.model.named_parameters() if "lora_" in name]

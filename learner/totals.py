@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,11 @@ from torch import Tensor
 from learner.ppo.kl import MAX_LOG_RATIO, k3
 from learner.ppo.losses import PolicyLoss, ValueLoss
 from learner.ppo.masks import masked_fill
+from learner.team import Team
+
+_OF_TOKENS = ("policy_loss", "clipfrac", "dual_clipfrac", "value_loss", "value_clipfrac")
+_OF_EPOCH = ("old_approx_kl", "approx_kl")
+"""Sums over tokens; the others are over steps, which all processes make alike."""
 
 
 @dataclass(slots=True)
@@ -67,6 +72,25 @@ class Totals:
         self.steps += 1
         self.sums["grad_norm"] += adapter_norm
         self.sums["value_grad_norm"] += value_norm
+
+    def of_all(self, team: Team) -> Totals:
+        """What all processes of a team did together; each counted its own micro-batches."""
+        # By name, not by what is there: a process may have had nothing that counts.
+        parts = [self.sums[name] for name in _OF_TOKENS]
+        parts += [self.epoch_sums[name] for name in _OF_EPOCH]
+        together = torch.tensor([*parts, self.tokens, self.epoch_tokens], dtype=torch.float64)
+        team.add((together,))
+        *summed, tokens, epoch_tokens = together.tolist()
+        of_tokens = dict(zip(_OF_TOKENS, summed, strict=False))
+        of_epoch = dict(zip(_OF_EPOCH, summed[len(_OF_TOKENS) :], strict=True))
+        return replace(
+            self,
+            sums=defaultdict(float, {**self.sums, **of_tokens}),
+            epoch_sums=defaultdict(float, of_epoch),
+            tokens=tokens,
+            epoch_tokens=epoch_tokens,
+            initial_ratio_error=team.largest(self.initial_ratio_error),
+        )
 
     def metrics(self, *, critic: bool) -> dict[str, float]:
         """Means, under the names that `diagnostics.METRICS` explains.

@@ -14,6 +14,7 @@ from learner.examples import ExampleFile
 from learner.loop import Trained
 from learner.model import BaseModel, load_base
 from learner.publish import BaseIdentity
+from learner.team import Team
 from learner.update import PpoUpdater
 from learner.warming import WarmStarted, WarmStartHooks
 from learner.warmstart import WarmStart
@@ -31,18 +32,28 @@ class PpoTrainer:
         base: The base model; it belongs to this trainer from now on.
         settings: Of the update.
         model_settings: Shape of the adapter.
+        team: The processes that make updates together; this one alone if None.
+        sharded: Whether they share the base model's weights out among them.
 
     Raises:
         ModelError: The base model cannot be trained this way.
     """
 
     def __init__(
-        self, base: BaseModel, settings: LearnerSettings, model_settings: ModelSettings
+        self,
+        base: BaseModel,
+        settings: LearnerSettings,
+        model_settings: ModelSettings,
+        team: Team | None = None,
+        *,
+        sharded: bool = False,
     ) -> None:
         self._base = base
         self._settings = settings
         self._model_settings = model_settings
-        self._updater = PpoUpdater(base, settings, model_settings)
+        self._updater = PpoUpdater(base, settings, model_settings, team)
+        if sharded:
+            self._updater.network.spread_frozen_weights()
         self._rules = BuildRules(
             max_sequence_tokens=_sequence_limit(base, settings),
             on_mismatch=settings.digest_mismatch,
@@ -172,11 +183,18 @@ def _sequence_limit(base: BaseModel, settings: LearnerSettings) -> int:
     return int(readable)
 
 
-def make_trainer(settings: Settings) -> PpoTrainer:
+def make_trainer(
+    settings: Settings, team: Team | None = None, *, sharded: bool = False
+) -> PpoTrainer:
     """Load the base model that the settings name and put a fresh adapter on it.
+
+    Args:
+        settings: All settings.
+        team: See ``PpoTrainer``.
+        sharded: See ``PpoTrainer``.
 
     Raises:
         ModelError: It cannot be loaded or trained.
     """
     base = load_base(settings.model, settings.data_dir)
-    return PpoTrainer(base, settings.learner, settings.model)
+    return PpoTrainer(base, settings.learner, settings.model, team, sharded=sharded)

@@ -43,6 +43,7 @@ from learner.ppo.masks import aggregate, masked_mean
 from learner.rates import rate_factor
 from learner.rollout import Rollout, TeacherRow, missing_by_version, spread, teacher_rows
 from learner.targets import Targets, make_targets, rollout_metrics, sample_metrics
+from learner.team import Alone, Team
 from learner.totals import Totals
 from streams.errors import ArtifactError, LearnerError, RegistryError, UpdateStoppedError
 from streams.settings import LearnerSettings, ModelSettings
@@ -90,14 +91,21 @@ class PpoUpdater:
         base: The base model; it belongs to this updater from now on.
         settings: Of the update.
         model_settings: Shape of the adapter.
+        team: The processes that make updates together; this one alone if None. All make the
+            same calls.
 
     Raises:
         ModelError: The base model cannot be trained this way.
     """
 
     def __init__(
-        self, base: BaseModel, settings: LearnerSettings, model_settings: ModelSettings
+        self,
+        base: BaseModel,
+        settings: LearnerSettings,
+        model_settings: ModelSettings,
+        team: Team | None = None,
     ) -> None:
+        self._team = team or Alone()
         self.base = base
         self.network = PolicyNetwork(base, model_settings, settings)
         self._settings = settings
@@ -174,7 +182,7 @@ class PpoUpdater:
 
     def _go_on_or_stop(self) -> None:
         """Called before every micro-batch: the places where an update can end early."""
-        if self._should_stop():
+        if self._team.largest(float(self._should_stop())):
             raise UpdateStoppedError(
                 "the update was interrupted by a stop; the next start makes it again"
             )
@@ -262,7 +270,7 @@ class PpoUpdater:
             **moved,
             **sample_metrics(samples, rollout),
             **rollout_metrics(rollout, targets, self._settings),
-            **totals.metrics(critic=targets.critic is not None),
+            **totals.of_all(self._team).metrics(critic=targets.critic is not None),
         }
         return UpdateResult(
             metrics=metrics,
@@ -304,17 +312,28 @@ class PpoUpdater:
     ) -> Rollout:
         rollout = Rollout.of(samples, self.network.device)
         with torch.no_grad():
-            for micro in micro_batches:
+            for micro, counts in self._team.turns(micro_batches):
                 self._go_on_or_stop()
                 some = [rows[index] for index in micro]
                 mask = rollout.loss_mask[micro]
                 reference = self.network.score(some, reference=True)
-                rollout.reference_logprobs[micro] = spread(reference.logprobs, mask)
                 old = self.network.score(some)
+                if not counts:
+                    continue
+                rollout.reference_logprobs[micro] = spread(reference.logprobs, mask)
                 rollout.old_logprobs[micro] = spread(old.logprobs, mask)
                 rollout.old_values[micro] = spread(old.values, mask)
                 rollout.entropies[micro] = spread(old.entropies, mask)
                 rollout.final_values[micro] = old.final_values
+            self._team.add(
+                (
+                    rollout.reference_logprobs,
+                    rollout.old_logprobs,
+                    rollout.old_values,
+                    rollout.entropies,
+                    rollout.final_values,
+                )
+            )
             if self._settings.mode_weights[2]:
                 self._ask_teacher(samples, rollout)
             self._recompute_behaviour(samples, rows, rollout, current_version, load_version)
@@ -323,17 +342,21 @@ class PpoUpdater:
     def _ask_teacher(self, samples: Sequence[TrainingSample], rollout: Rollout) -> None:
         """Fill in what the teacher, which has read the hints, thinks of the replies."""
         rows, size = teacher_rows(samples), self._settings.micro_batch_segments
-        for start in range(0, len(rows), size):
+        parts = [rows[start : start + size] for start in range(0, len(rows), size)]
+        for some, counts in self._team.turns(parts):
             self._go_on_or_stop()
-            some = rows[start : start + size]
             scores = self.network.score(
                 self.network.with_states([self._teacher_row(row) for row in some]),
                 reference=self._settings.opd_teacher == "reference",
             )
+            if not counts:
+                continue
             lengths = [len(row.token_ids) - row.start for row in some]
             for row, logprobs in zip(some, torch.split(scores.logprobs, lengths), strict=True):
                 rollout.teacher_logprobs[row.sample, row.columns] = logprobs
-                rollout.taught[row.sample, row.columns] = True
+        for row in rows:
+            rollout.taught[row.sample, row.columns] = True
+        self._team.add((rollout.teacher_logprobs,))
 
     def _teacher_row(self, row: TeacherRow) -> TokenRow:
         length = len(row.token_ids)
@@ -395,13 +418,16 @@ class PpoUpdater:
         size = self._settings.micro_batch_segments
         try:
             fill_adapter(self.network.model, tensors)
-            for start in range(0, len(touched), size):
+            parts = [touched[start : start + size] for start in range(0, len(touched), size)]
+            for micro, counts in self._team.turns(parts):
                 self._go_on_or_stop()
-                micro = touched[start : start + size]
                 scores = self.network.score([rows[index] for index in micro])
+                if not counts:
+                    continue
                 logprobs[micro] = spread(scores.logprobs, rollout.loss_mask[micro])
         finally:
             fill_adapter(self.network.model, own)
+        self._team.add((logprobs,))
         return logprobs
 
     def _train(
@@ -439,7 +465,7 @@ class PpoUpdater:
         settings = self._settings
         tokens = float(sum(int(rollout.loss_mask[micro].sum()) for micro in minibatch))
         kl_sum = 0.0
-        for micro in minibatch:
+        for micro, counts in self._team.turns(minibatch):
             self._go_on_or_stop()
             mask = rollout.loss_mask[micro]
             scores = self.network.score([rows[index] for index in micro])
@@ -456,9 +482,22 @@ class PpoUpdater:
             )
             value = self._value_loss(scores, rollout, targets, micro)
             loss = self._mean_loss(policy, value, scores, mask, tokens)
+            if not counts:
+                loss = 0.0 * loss
             loss.backward()  # type: ignore[no-untyped-call]
-            kl_sum += totals.add(policy, value, logprobs, rollout.old_logprobs[micro], mask)
-        return kl_sum / max(tokens, 1.0)
+            if counts:
+                kl_sum += totals.add(policy, value, logprobs, rollout.old_logprobs[micro], mask)
+        summed = torch.tensor([kl_sum], dtype=torch.float64, device=self.network.device)
+        self._team.add((*self._gradients(), summed))
+        return float(summed) / max(tokens, 1.0)
+
+    def _gradients(self) -> list[Tensor]:
+        return [
+            parameter.grad
+            for group in self._optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
 
     def _dual_clip(self) -> float:
         """Bound of the ratio for bad tokens; the ratio to the behaviour policy is truncated."""
@@ -490,10 +529,12 @@ class PpoUpdater:
         """KL of the policy before the update to the one it has become."""
         mask = rollout.loss_mask
         logprobs = torch.zeros_like(rollout.old_logprobs)
-        for micro in micro_batches:
+        for micro, counts in self._team.turns(micro_batches):
             self._go_on_or_stop()
             scores = self.network.score([rows[index] for index in micro])
-            logprobs[micro] = spread(scores.logprobs, mask[micro])
+            if counts:
+                logprobs[micro] = spread(scores.logprobs, mask[micro])
+        self._team.add((logprobs,))
         estimators: tuple[KlEstimator, ...] = ("k1", "k3")
         return {
             f"kl/update_{name}": float(
