@@ -476,7 +476,7 @@ def load_settings(
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        raise SettingsError(_explain(error, path)) from None
+        raise SettingsError(explain_error(error, path)) from None
     except SourceError as error:
         # What it could not read may be a secret: the library names the section only, so do we.
         raise SettingsError(
@@ -542,17 +542,27 @@ def _refuse_unknown_names(env: Mapping[str, str]) -> None:
         )
 
 
-def _explain(error: ValidationError, path: Path | None) -> str:
+def explain_error(error: ValidationError, path: Path | None, *, within: str | None = None) -> str:
+    """A line for each key that cannot be used: the file, the key's path and what is wrong.
+
+    Args:
+        error: What validation found.
+        path: The file; "settings" if None.
+        within: The section that was validated, if it was not all of the settings.
+    """
     where = str(path) if path is not None else "settings"
-    return "\n".join(
-        f"{where}: {'.'.join(map(str, item['loc'])) or '(top level)'}: {_problem(item)}"
-        for item in error.errors(include_input=False, include_url=False)
-    )
+    outer = () if within is None else (within,)
+    lines: list[str] = []
+    for item in error.errors(include_input=False, include_url=False):
+        place = (*outer, *item["loc"])
+        name = ".".join(map(str, place)) or "(top level)"
+        lines.append(f"{where}: {name}: {_problem(item, place)}")
+    return "\n".join(lines)
 
 
-def _problem(item: Mapping[str, Any]) -> str:
+def _problem(item: Mapping[str, Any], place: tuple[Any, ...]) -> str:
     if item["type"] == "extra_forbidden":
-        *sections, key = item["loc"]
+        *sections, key = place
         return f"unknown key{_nearest(str(key), _keys_of(sections))}"
     if item["type"] == "model_type":
         return "must be a mapping of its keys"
@@ -583,6 +593,7 @@ __all__ = [
     "ServeSettings",
     "Settings",
     "WorkerSettings",
+    "explain_error",
     "load_settings",
     "write_settings",
 ]

@@ -44,6 +44,9 @@ from streams.settings import RewardSettings
 FORMULA_ID = "composite-2"
 """Name and version of these formulas; changes whenever equal input may score differently."""
 
+REPEATED_ATTRIBUTE = "repeated"
+"""Attribute of a scored segment: in how many other sessions replies stood, JSON by turn id."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reading:
@@ -684,6 +687,7 @@ def score_segment(
         )
     )
     reason = _untrainable_reason(segment, rewards)
+    again = {turn_id: count for turn_id, count in (repeated or {}).items() if count}
     return ScoredSegment(
         segment=segment,
         formula_id=FORMULA_ID,
@@ -691,7 +695,23 @@ def score_segment(
         trainable=reason is None,
         untrainable_reason=reason,
         rewards=rewards,
+        attributes={REPEATED_ATTRIBUTE: _json(again)} if again else {},
     )
+
+
+def score_again(scored: ScoredSegment, settings: RewardSettings) -> ScoredSegment:
+    """Score what ``scored`` holds with other settings.
+
+    How far each rating was believed and how often words were repeated are taken from the record:
+    they follow from what was known of others at the time.
+    """
+    beliefs = {
+        item.event_id: Credibility(weight=item.weight, filter=item.filter, reason=item.reason)
+        for reward in scored.rewards
+        for item in reward.weighed
+    }
+    repeated = json.loads(scored.attributes.get(REPEATED_ATTRIBUTE, "{}"))
+    return score_segment(scored.segment, settings, beliefs, repeated)
 
 
 def _untrainable_reason(segment: TrajectorySegment, rewards: Sequence[StepReward]) -> str | None:
@@ -714,8 +734,11 @@ def config_hash(settings: RewardSettings) -> str:
     fields = type(settings).model_fields
     secret = {name for name, info in fields.items() if SecretStr.__name__ in str(info.annotation)}
     plain = settings.model_dump(mode="json", exclude=secret)
-    text = json.dumps(plain, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return hashlib.sha256(_json(plain).encode()).hexdigest()
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def clip(value: float) -> float:
@@ -749,6 +772,7 @@ __all__ = [
     "rater_of",
     "read",
     "readable",
+    "score_again",
     "score_segment",
     "score_step",
 ]

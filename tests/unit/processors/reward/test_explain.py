@@ -1,0 +1,128 @@
+"""What is printed about a scored segment, and scoring it with other weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from processors.reward.explain import as_data, as_lines, newest, read_weights
+from processors.reward.formulas import Credibility, score_again, score_segment
+from streams.contracts import FeedbackKind, ScoredSegment
+from streams.errors import RewardError, SettingsError
+from streams.settings import RewardSettings
+from tests.unit.processors.reward.builders import (
+    conversation,
+    feedback,
+    reply,
+    said,
+    segment,
+    thumb,
+)
+
+SETTINGS = RewardSettings()
+
+
+def scored() -> ScoredSegment:
+    steps = [
+        reply(
+            "a1",
+            thumb("f1", -1),
+            feedback("f2", FeedbackKind.RATING, 7.0),
+            feedback("f3", FeedbackKind.COPY),
+            context=(said("u1", "How do I reset my password?"),),
+            next_user_turn=said("u2", "Please answer in French"),
+        )
+    ]
+    held = Credibility(weight=0.5, filter="departure", reason="credibility: 2 of the last 5")
+    return score_segment(segment(steps), SETTINGS, {"f1": held}, {"a1": 12})
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "weights.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_everything_that_made_a_reward_is_printed() -> None:
+    lines = list(as_lines(scored(), None))
+    text = "\n".join(lines)
+    for part in (
+        "segment s1, revision 0",
+        "policy default, user u1, session session-1",
+        "formula composite-",
+        "trained on",
+        "user: How do I reset my password?",
+        "step 1, reply a1: An answer.",
+        "then the user: Please answer in French",
+        "reward -0.160, credibility of its ratings 0.50",
+        "explicit    0.40 x   -0.500 = -0.200",
+        "thumb f1 by user u1: -1, counts 0.5",
+        "implicit    0.30 x   +0.800 = +0.240",
+        "business    0.30 x  nothing = +0.000",
+        "diversity   0.20 x   -1.000 = -0.200",
+        "weighed f1 x 0.5 (departure): credibility: 2 of the last 5",
+        "ignored rating f2: its value 7 is outside [-1, 1]",
+        "directive: Please answer in French",
+    ):
+        assert part in text, part
+
+
+def test_a_segment_that_is_not_trained_on_says_why() -> None:
+    lines = list(as_lines(score_segment(segment(), SETTINGS), None))
+    assert "  not trained on: the segment has no reply" in lines
+
+
+def test_what_if_scores_again_with_what_is_on_the_record(tmp_path: Path) -> None:
+    other = read_weights(written(tmp_path, "weight_explicit: 0.7\nweight_implicit: 0.0"), SETTINGS)
+    again = score_again(scored(), other)
+    assert again.rewards[0].reward == pytest.approx(-0.7 * 0.5 - 0.2)
+    assert score_again(scored(), SETTINGS) == scored()
+    text = "\n".join(as_lines(scored(), again))
+    assert "what if: -0.550 (-0.390)" in text
+    assert "what if:  explicit    0.70 x   -0.500 = -0.350" in text
+    data = as_data(scored(), again)
+    assert data["what_if"]["rewards"][0]["reward"] == again.rewards[0].reward
+    assert "what_if" not in as_data(scored(), None)
+
+
+def test_a_whole_settings_file_will_do(tmp_path: Path) -> None:
+    assert read_weights(written(tmp_path, "reward: {decay: 0.5}"), SETTINGS).decay == 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("weight_explicit: 0.9", "reward: weight_explicit + weight_implicit"),
+        ("decai: 0.5", "reward.decai: unknown key (did you mean decay?)"),
+        ("decay: 7", "reward.decay:"),
+        ("- 1", "must hold a mapping"),
+        ("a: [", "not valid YAML"),
+    ],
+)
+def test_weights_that_cannot_be_used_name_the_key(tmp_path: Path, text: str, says: str) -> None:
+    file = written(tmp_path, text)
+    with pytest.raises(SettingsError) as caught:
+        read_weights(file, SETTINGS)
+    assert says in str(caught.value)
+    assert str(file) in str(caught.value)
+    with pytest.raises(SettingsError, match="cannot read"):
+        read_weights(tmp_path / "none.yaml", SETTINGS)
+
+
+def test_the_highest_revision_is_explained() -> None:
+    def of(name: str, revision: int) -> ScoredSegment:
+        made = segment(segment_id=name, revision=revision)
+        return score_segment(made, SETTINGS)
+
+    records = [of("abc", 0), of("abc", 2), of("abc", 1), of("xyz", 0)]
+    assert newest(records, "ab").segment.revision == 2
+    with pytest.raises(RewardError, match="no scored segment q"):
+        newest(records, "q")
+    with pytest.raises(RewardError, match="could be 2 segments"):
+        newest(records, "")
+
+
+def test_long_texts_are_cut() -> None:
+    made = score_segment(conversation("word " * 100, "more " * 100), SETTINGS)
+    assert max(map(len, as_lines(made, None))) < 220
