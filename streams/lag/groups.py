@@ -11,6 +11,7 @@ from confluent_kafka import (
     Consumer,
     KafkaError,
     KafkaException,
+    Message,
     TopicPartition,
 )
 from confluent_kafka.admin import AdminClient
@@ -63,6 +64,9 @@ class PartitionLag:
         end: Offset behind the newest record.
         lag: Records not read yet. Markers of transactions have offsets too and are not counted
             once the stage stands right before the end.
+        group: Its consumer group, or where else it keeps its positions.
+        oldest_unread_ms: When the oldest unread record arrived; None without one.
+        oldest_event_ms: When what it tells of happened; None where that cannot be told.
     """
 
     stage: str
@@ -71,6 +75,13 @@ class PartitionLag:
     current: int | None
     end: int
     lag: int
+    group: str = ""
+    oldest_unread_ms: int | None = None
+    oldest_event_ms: int | None = None
+
+
+EventTime = Callable[[str, bytes | None], int | None]
+"""When what a record of a topic tells of happened; None if that cannot be told."""
 
 
 def measure(
@@ -80,6 +91,7 @@ def measure(
     *,
     open_group: Callable[[str], Consumer],
     address: str,
+    event_time: EventTime = lambda topic, value: None,
 ) -> list[PartitionLag]:
     """The lag of each partition of each stage.
 
@@ -91,6 +103,7 @@ def measure(
         open_group: Makes a consumer of the group of this name, to read its commits; it is
             closed here. Called again for each try while the group's coordinator starts.
         address: Of the cluster, for messages.
+        event_time: Looks into an unread record.
 
     Raises:
         BrokerError: Kafka does not answer, or a topic is missing.
@@ -118,6 +131,7 @@ def measure(
                     place.topic,
                     place.partition,
                     committed.get((place.topic, place.partition)),
+                    event_time,
                 )
                 for place in places
             )
@@ -158,29 +172,72 @@ def _offsets(committed: list[TopicPartition]) -> dict[tuple[str, int], int]:
     }
 
 
+def members_of(admin: AdminClient, address: str) -> dict[str, int]:
+    """How many members the group of each stage that commits to Kafka has, by stage.
+
+    Raises:
+        BrokerError: Kafka does not answer.
+    """
+    try:
+        groups = [stage.group for stage in STAGES]
+        asked = admin.describe_consumer_groups(groups, request_timeout=_TIMEOUT_S)
+        return {stage.name: len(asked[stage.group].result().members) for stage in STAGES}
+    except KafkaException as error:
+        raise describe_error(error.args[0], address) from error
+
+
 def _partition(
-    consumer: Consumer, stage: Stage, topic: str, partition: int, current: int | None
+    consumer: Consumer,
+    stage: Stage,
+    topic: str,
+    partition: int,
+    current: int | None,
+    event_time: EventTime,
 ) -> PartitionLag:
     start, end = consumer.get_watermark_offsets(
         TopicPartition(topic, partition), timeout=_TIMEOUT_S
     )
-    lag = max(0, end - max(start, current or 0))
-    if 0 < lag <= _PEEK_RECORDS and current is not None:
-        unread = _unread(consumer, TopicPartition(topic, partition, current))
+    place = max(start, current or 0)
+    lag = max(0, end - place)
+    oldest: Message | None = None
+    if lag:
+        count_all = lag <= _PEEK_RECORDS and current is not None
+        unread, oldest = _unread(consumer, TopicPartition(topic, partition, place), count_all)
         lag = lag if unread is None else unread
-    return PartitionLag(stage.name, topic, partition, current, end, lag)
+    return PartitionLag(
+        stage.name,
+        topic,
+        partition,
+        current,
+        end,
+        lag,
+        stage.group,
+        None if oldest is None else oldest.timestamp()[1],
+        None if oldest is None else event_time(topic, oldest.value()),
+    )
 
 
-def _unread(consumer: Consumer, place: TopicPartition) -> int | None:
-    """Records from ``place`` to the end, markers not counted; None if it is not reached in time."""
+def _unread(
+    consumer: Consumer, place: TopicPartition, count_all: bool
+) -> tuple[int | None, Message | None]:
+    """Records from ``place`` to the end, markers not counted, and the first of them.
+
+    The number is None if it was not asked for, or the end is not reached in time.
+    """
     consumer.assign([place])
     records, deadline_s = 0, time.monotonic() + _PEEK_S
+    oldest: Message | None = None
     while time.monotonic() < deadline_s:
         message = consumer.poll(0.5)
         if message is None:
             continue
         error = message.error()
-        if error is not None and error.code() == KafkaError._PARTITION_EOF:
-            return records
-        records += error is None
-    return None
+        if error is not None:
+            if error.code() == KafkaError._PARTITION_EOF:
+                return records, oldest
+            continue
+        records += 1
+        oldest = message if oldest is None else oldest
+        if not count_all:
+            break
+    return None, oldest

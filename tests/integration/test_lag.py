@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from streams.errors import BrokerError
 from streams.kafka.clients import make_admin, make_consumer
 from streams.lag import groups
-from streams.lag.groups import PartitionLag, Stage, measure
+from streams.lag.burrow import State
+from streams.lag.groups import PartitionLag, Stage, measure, members_of
+from streams.lag.watch import LagStatus, Watch
 from streams.settings import KafkaSettings
 from tests.conftest import CreateTopics
 from tests.integration.harness import DEADLINE_S
@@ -64,6 +68,7 @@ def measure_all(
         positions,
         open_group=lambda group: make_consumer(KafkaSettings(), bootstrap, group=group),
         address=bootstrap,
+        event_time=lambda topic, value: 1_000 if value == b"x" else None,
     )
 
 
@@ -81,7 +86,11 @@ def test_lag_is_what_was_not_read(
     produce(kafka_bootstrap, topic, 7)
     commit(kafka_bootstrap, f"group-{topic}", topic, 4)
     found = lag_of(kafka_bootstrap, reader, Stage("s", f"group-{topic}", (topic,)), monkeypatch)
-    assert found == PartitionLag("s", topic, 0, current=4, end=7, lag=3)
+    assert (found.current, found.end, found.lag) == (4, 7, 3)
+    assert found.group == f"group-{topic}"
+    assert found.oldest_unread_ms is not None
+    assert abs(found.oldest_unread_ms - time.time() * 1000) < 3_600_000
+    assert found.oldest_event_ms == 1_000
 
 
 def test_a_marker_is_no_lag(
@@ -117,3 +126,101 @@ def test_a_missing_topic_is_named(
     stage = Stage("s", "g", (f"no-{topic}",))
     with pytest.raises(BrokerError, match=f"no-{topic}"):
         lag_of(kafka_bootstrap, reader, stage, monkeypatch)
+
+
+# States, by real consumers
+
+
+@contextmanager
+def member(bootstrap: str, group: str, topic: str) -> Iterator[Consumer]:
+    """A consumer that has joined its group, and commits only what it is told to."""
+    consumer = Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": group, "enable.auto.commit": False}
+    )
+    consumer.subscribe([topic])
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not consumer.assignment():
+        assert time.monotonic() < deadline_s, "it was given no partition"
+        consumer.poll(0.1)
+    try:
+        yield consumer
+    finally:
+        consumer.close()
+
+
+@pytest.fixture
+def watch(
+    kafka_bootstrap: str, reader: Consumer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> Watch:
+    monkeypatch.setattr(groups, "STAGES", (Stage("s", f"group-{topic}", (topic,)),))
+    admin = make_admin(KafkaSettings(), kafka_bootstrap)
+    return Watch(
+        lambda: measure_all(kafka_bootstrap, reader, {}),
+        lambda: members_of(admin, kafka_bootstrap),
+        window=5,
+    )
+
+
+def looks(watch: Watch, *between: Callable[[], None]) -> LagStatus:
+    """The status after a look before, between and after what is done."""
+    (status,) = watch.take()
+    for act in between:
+        act()
+        (status,) = watch.take()
+    return status
+
+
+def idle() -> None:
+    """Nothing is done."""
+
+
+def at(topic: str, offset: int) -> list[TopicPartition]:
+    return [TopicPartition(topic, 0, offset)]
+
+
+def test_a_group_nobody_runs_is_stopped(kafka_bootstrap: str, topic: str, watch: Watch) -> None:
+    produce(kafka_bootstrap, topic, 5)
+    never = looks(watch, idle)
+    assert (never.state, "never committed" in never.reason) == (State.STOP, True)
+    with member(kafka_bootstrap, f"group-{topic}", topic) as consumer:
+        consumer.commit(offsets=at(topic, 2), asynchronous=False)
+    gone = looks(watch, idle)
+    assert (gone.state, gone.lag.lag, "no members" in gone.reason) == (State.STOP, 3, True)
+
+
+def test_a_member_that_does_not_move_stalls(kafka_bootstrap: str, topic: str, watch: Watch) -> None:
+    produce(kafka_bootstrap, topic, 5)
+    with member(kafka_bootstrap, f"group-{topic}", topic) as consumer:
+        assert looks(watch, idle).state is State.STALL
+        consumer.commit(offsets=at(topic, 2), asynchronous=False)
+        moves = looks(watch)
+        assert (moves.state, "catches up" in moves.reason) == (State.OK, True)
+        assert moves.read_per_s is not None
+        assert moves.read_per_s > 0
+
+
+def test_a_member_that_falls_behind_is_warned_of(
+    kafka_bootstrap: str, topic: str, watch: Watch
+) -> None:
+    produce(kafka_bootstrap, topic, 5)
+    with member(kafka_bootstrap, f"group-{topic}", topic) as consumer:
+        consumer.commit(offsets=at(topic, 1), asynchronous=False)
+
+        def falls_behind() -> None:
+            produce(kafka_bootstrap, topic, 5)
+            consumer.commit(offsets=at(topic, 2), asynchronous=False)
+
+        status = looks(watch, falls_behind)
+    assert (status.state, "grew by 4" in status.reason) == (State.WARN, True)
+
+
+def test_a_group_that_was_set_back_rewinds(kafka_bootstrap: str, topic: str, watch: Watch) -> None:
+    produce(kafka_bootstrap, topic, 5)
+    with member(kafka_bootstrap, f"group-{topic}", topic) as consumer:
+        consumer.commit(offsets=at(topic, 5), asynchronous=False)
+        assert looks(watch).state is State.OK
+        consumer.commit(offsets=at(topic, 1), asynchronous=False)
+        status = looks(watch)
+    assert (status.state, "from offset 5 to 1" in status.reason) == (State.REWIND, True)
+    assert status.time_lag_s is not None
+    assert 0 < status.time_lag_s < 3_600

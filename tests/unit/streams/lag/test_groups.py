@@ -12,6 +12,7 @@ from streams.errors import BrokerError
 from streams.lag import groups
 from streams.lag.groups import PartitionLag, Stage, measure
 
+RECORD = SimpleNamespace(error=lambda: None, timestamp=lambda: (1, 77), value=lambda: b"")
 STAGE = Stage("s", "group", ("t",))
 
 
@@ -91,7 +92,7 @@ def _one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_coordinator_that_is_still_starting_is_asked_again(code: int) -> None:
     readers = [Reader(refusal(code)), Reader(refusal(code)), Reader(-1001)]
     found = measured(readers)
-    assert found == PartitionLag("s", "t", 0, current=None, end=0, lag=0)
+    assert found == PartitionLag("s", "t", 0, current=None, end=0, lag=0, group="group")
     assert [reader.closed for reader in readers] == [True, True, True]
 
 
@@ -122,11 +123,9 @@ def test_an_end_that_does_not_come_in_time_leaves_the_difference_of_offsets(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(groups, "_PEEK_S", 0.05)
-    record = SimpleNamespace(error=lambda: None)
-    assert measured([Reader(4)], Peek(9, record)).lag == 5
+    assert measured([Reader(4)], Peek(9, RECORD)).lag == 5
 
 
 def test_records_are_counted_up_to_the_end_of_the_partition() -> None:
     eof = SimpleNamespace(error=lambda: KafkaError(KafkaError._PARTITION_EOF))
-    record = SimpleNamespace(error=lambda: None)
-    assert measured([Reader(4)], Peek(9, record, None, record, eof)).lag == 2
+    assert measured([Reader(4)], Peek(9, RECORD, None, RECORD, eof)).lag == 2

@@ -1,0 +1,119 @@
+"""Lag over time: samples of all stages, and what they say together."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from streams.lag.burrow import Sample, State, judge
+from streams.lag.groups import PartitionLag
+
+OWN_POSITIONS = (
+    "its positions are kept with its versions, not committed to Kafka: what lags was not used by "
+    "any version yet"
+)
+
+Place = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LagStatus:
+    """One partition of one stage, over a window.
+
+    Attributes:
+        lag: The latest look at it.
+        state: By Burrow's rules; ``UNKNOWN`` for a stage that commits nothing to Kafka.
+        reason: The same in words.
+        read_per_s: Records read, each second of the window; None with one look.
+        written_per_s: Records written.
+        time_lag_s: How long ago the oldest unread record arrived; 0 if there is none.
+        event_time_lag_s: How long ago what it tells of happened; None where that is unknown.
+    """
+
+    lag: PartitionLag
+    state: State
+    reason: str
+    read_per_s: float | None
+    written_per_s: float | None
+    time_lag_s: float | None
+    event_time_lag_s: float | None
+
+
+class Watch:
+    """Keeps the last looks at every stage.
+
+    Args:
+        look: Measures all stages now (``groups.measure``).
+        members: How many members the group of each stage has; a stage that is left out
+            commits nothing to Kafka.
+        window: How many looks are kept.
+        monotonic_s: A clock that only rises.
+        now_s: Unix time.
+    """
+
+    def __init__(
+        self,
+        look: Callable[[], Sequence[PartitionLag]],
+        members: Callable[[], Mapping[str, int]],
+        *,
+        window: int = 10,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = time.time,
+    ) -> None:
+        self._look = look
+        self._members = members
+        self._window = window
+        self._monotonic_s = monotonic_s
+        self._now_s = now_s
+        self._samples: dict[Place, deque[Sample]] = {}
+
+    def take(self) -> list[LagStatus]:
+        """Look once more, and judge.
+
+        Raises:
+            BrokerError: Kafka does not answer, or a topic is missing.
+        """
+        found = self._look()
+        members = self._members()
+        at_s = self._monotonic_s()
+        known = self._samples
+        self._samples = {}
+        statuses = []
+        for lag in found:
+            place = (lag.stage, lag.topic, lag.partition)
+            samples = known.get(place) or deque(maxlen=self._window)
+            samples.append(Sample(at_s, lag.current, lag.end, lag.lag))
+            self._samples[place] = samples
+            statuses.append(self._status(lag, list(samples), members.get(lag.stage)))
+        return statuses
+
+    def _status(
+        self, lag: PartitionLag, window: Sequence[Sample], members: int | None
+    ) -> LagStatus:
+        state, reason = State.UNKNOWN, OWN_POSITIONS
+        if members is not None:
+            state, reason = judge(window, members)
+        return LagStatus(
+            lag=lag,
+            state=state,
+            reason=reason,
+            read_per_s=_rate(window, [sample.current or 0 for sample in window]),
+            written_per_s=_rate(window, [sample.end for sample in window]),
+            time_lag_s=self._age_s(lag, lag.oldest_unread_ms),
+            event_time_lag_s=self._age_s(lag, lag.oldest_event_ms),
+        )
+
+    def _age_s(self, lag: PartitionLag, then_ms: int | None) -> float | None:
+        if lag.lag == 0:
+            return 0.0
+        return None if then_ms is None else max(0.0, self._now_s() - then_ms / 1000)
+
+
+def _rate(window: Sequence[Sample], offsets: Sequence[int]) -> float | None:
+    seconds = window[-1].at_s - window[0].at_s
+    return (offsets[-1] - offsets[0]) / seconds if seconds > 0 else None
+
+
+__all__ = ["LagStatus", "Watch"]
