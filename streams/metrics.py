@@ -95,6 +95,10 @@ COHORT_ALARMS = Metric(
     "clawstream_cohort_alarms", "counter", ("processor", "policy"),
     "Times many raters of a policy turned negative together: look at the policy, not at them.",
 )  # fmt: skip
+PLUGIN_ERRORS = Metric(
+    "clawstream_plugin_errors", "counter", ("processor", "plugin"),
+    "Segments at which a plugin failed; they were scored without its part.",
+)  # fmt: skip
 BATCH_RECORDS = Metric(
     "clawstream_batch_records", "histogram", ("processor",),
     "Records applied by one transaction.", _SIZES,
@@ -176,6 +180,7 @@ ALL: tuple[Metric, ...] = (
     RATINGS,
     HELD_RATINGS,
     COHORT_ALARMS,
+    PLUGIN_ERRORS,
     BATCH_RECORDS,
     TRANSACTION_SECONDS,
     LAST_TRANSACTION_SECONDS,

@@ -71,6 +71,13 @@ CONFIG_ENV = "CLAWSTREAM_CONFIG"
 _PRESET_FOLDER = Path(__file__).parent / "presets"
 
 
+class Amounts(dict[str, float]):
+    """Numbers by name that nobody changes, so that settings with them can be hashed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(frozenset(self.items()))
+
+
 class Section(BaseModel):
     """A frozen group of settings that refuses unknown keys."""
 
@@ -181,12 +188,21 @@ class RewardSettings(Section):
     cohort_raters_min: Annotated[int, Field(ge=2)] = 5
     cohort_share: PositiveShare = 0.3
     verified_sources: tuple[str, ...] = ()
+    plugin_signals: Annotated[dict[str, Points], AfterValidator(Amounts)] = Amounts()
+    plugin_components: Annotated[dict[str, Share], AfterValidator(Amounts)] = Amounts()
     history_ratings: PositiveInt = 64
     history_segments: PositiveInt = 128
     history_ms: PositiveInt = 30 * 86_400_000
     nonzero_share_alarm: Share = 0.05
-    judge_url: HttpUrl | None = None
-    judge_api_key: SecretStr | None = None
+
+    @model_validator(mode="after")
+    def _diversity_rises(self) -> Self:
+        if self.diversity_full <= self.diversity_free:
+            raise ValueError(
+                f"diversity_full must be above diversity_free ({self.diversity_free}), "
+                f"not {self.diversity_full}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -205,6 +221,35 @@ class RewardSettings(Section):
                 f"history_ratings must be at least {needed} (the larger of negatives_in_a_row "
                 f"and rate_window + rate_history_min), not {self.history_ratings}"
             )
+        return self
+
+
+class JudgeSettings(Section):
+    """The judge of replies (``clawstream judge``; docs/judge.md explains every key).
+
+    ``url`` is an OpenAI-compatible endpoint up to ``/v1``; ``plugin`` names a judge of another
+    package instead. ``rubric`` is a file; the one that is shipped if it is null.
+    """
+
+    url: HttpUrl | None = None
+    api_key: SecretStr | None = None
+    model: str = "default"
+    plugin: str | None = None
+    rubric: Path | None = None
+    votes: PositiveInt = 3
+    temperature: NonNegativeFloat = 0.7
+    max_tokens: PositiveInt = 256
+    concurrency: PositiveInt = 8
+    timeout_ms: PositiveInt = 30_000
+    tries: PositiveInt = 2
+    breaker_failures: PositiveInt = 5
+    breaker_pause_ms: PositiveInt = 60_000
+    max_waiting: PositiveInt = 256
+
+    @model_validator(mode="after")
+    def _one_judge(self) -> Self:
+        if self.url is not None and self.plugin is not None:
+            raise ValueError("url and plugin are two judges; name one")
         return self
 
 
@@ -398,6 +443,7 @@ class Settings(BaseSettings):
     align: AlignSettings = AlignSettings()
     worker: WorkerSettings = WorkerSettings()
     reward: RewardSettings = RewardSettings()
+    judge: JudgeSettings = JudgeSettings()
     model: ModelSettings = ModelSettings()
     learner: LearnerSettings = LearnerSettings()
     serve: ServeSettings = ServeSettings()
@@ -586,6 +632,7 @@ __all__ = [
     "AlignSettings",
     "DemoSettings",
     "GatewaySettings",
+    "JudgeSettings",
     "KafkaSettings",
     "LearnerSettings",
     "ModelSettings",

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from processors.reward import codec as state_codec
 from processors.reward import machine
+from processors.reward.formulas import PLUGIN_ERRORS_ATTRIBUTE
+from processors.reward.plugins import NO_PLUGINS, Plugins
 from processors.runtime import deadletters
 from processors.runtime.decoding import decode
 from processors.runtime.records import Outcome, Output, RawRecord, is_tick
@@ -46,6 +48,7 @@ class RewardProcessor:
         metrics: Counters.
         max_bytes: The largest record that outputs may be.
         topics: Where records come from and go to.
+        plugins: Signals and components of other packages.
     """
 
     def __init__(
@@ -55,8 +58,10 @@ class RewardProcessor:
         metrics: ProcessorMetrics,
         max_bytes: int,
         topics: RewardTopics | None = None,
+        plugins: Plugins = NO_PLUGINS,
     ) -> None:
         self._settings = settings
+        self._plugins = plugins
         self._codec = codec
         self._metrics = metrics
         self._max_bytes = max_bytes
@@ -131,7 +136,7 @@ class RewardProcessor:
             segment = decode(self._codec, record, TrajectorySegment, self._max_bytes)
         except RecordError as error:
             return [self._dead(deadletters.of_record(record, error, STAGE))]
-        self._state, effects = machine.step(self._state, segment, self._settings)
+        self._state, effects = machine.step(self._state, segment, self._settings, self._plugins)
         if not effects:
             self._metrics.add(names.DUPLICATES)
         for effect in effects:
@@ -183,6 +188,8 @@ class RewardProcessor:
                 )
         except RecordError as error:
             return self._dead(deadletters.of_record(record, error, STAGE))
+        for name in filter(None, scored.attributes.get(PLUGIN_ERRORS_ATTRIBUTE, "").split(",")):
+            self._metrics.add(names.PLUGIN_ERRORS, plugin=name)
         self._metrics.add(names.SCORED, trainable=str(scored.trainable).lower())
         if any(reward.reward != 0 for reward in scored.rewards):
             self._metrics.add(names.NONZERO)

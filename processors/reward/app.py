@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from processors.reward.agent import STAGE, RewardProcessor, RewardTopics
+from processors.reward.plugins import load
 from processors.runtime.topics import Cluster
 from processors.runtime.worker import WorkerSpec
 from streams.metrics import ProcessorMetrics
@@ -32,7 +33,10 @@ def build_spec(
 
     Raises:
         SchemaError: A schema file is missing or broken.
+        SettingsError: A plugin that the settings name is not installed.
+        PluginError: A plugin cannot be imported.
     """
+    plugins = load(settings.reward)
     names = topics or RewardTopics()
     codec = build_codec(settings.schema_registry_url)
 
@@ -40,7 +44,7 @@ def build_spec(
         room = cluster.room(
             settings.kafka.max_message_bytes, names.scored, names.reviews, names.dead_letters
         )
-        return RewardProcessor(settings.reward, codec, metrics, room, names)
+        return RewardProcessor(settings.reward, codec, metrics, room, names, plugins)
 
     return WorkerSpec(
         app_id=app_id,

@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from processors.reward.formulas import config_hash, score_again
+from processors.reward.plugins import load
 from streams.cli.common import print_json
 from streams.contracts import ScoredSegment, Step, StepReward
 from streams.errors import RewardError, SettingsError
@@ -36,7 +37,7 @@ def explain(
     settings = load_settings(config)
     other = None if what_if is None else read_weights(what_if, settings.reward)
     scored = newest(_scored(settings), segment_id)
-    again = None if other is None else score_again(scored, other)
+    again = None if other is None else score_again(scored, other, load(other))
     if as_json:
         print_json(as_data(scored, again))
         return

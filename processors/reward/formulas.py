@@ -24,8 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from pydantic import SecretStr
-
+from processors.reward.plugins import NO_PLUGINS, Plugins, ask_component, ask_signal
 from processors.reward.signals import Signal, find, repeats, tool_error
 from streams.contracts import (
     FeedbackKind,
@@ -46,6 +45,15 @@ FORMULA_ID = "composite-2"
 
 REPEATED_ATTRIBUTE = "repeated"
 """Attribute of a scored segment: in how many other sessions replies stood, JSON by turn id."""
+
+PLUGINS_ATTRIBUTE = "plugins"
+"""Attribute of a scored segment: the plugins in use and the distributions they come from."""
+
+PLUGIN_ERRORS_ATTRIBUTE = "plugin_errors"
+"""Attribute of a scored segment: the plugins that failed at one of its steps."""
+
+FAILED_PLUGIN = "plugin failed, "
+"""How a reason about a plugin that failed begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +112,8 @@ class StepContext:
         later_user_turns: The user's turns after the reply, as far as the segment shows them.
         signals: What they say about this reply.
         repeated: In how many other sessions its words, its opening or its end were used lately.
+        plugged: Points and evidence of signals that plugins found in the next user turn.
+        failures: Plugins that failed at it.
     """
 
     segment: TrajectorySegment
@@ -112,6 +122,16 @@ class StepContext:
     later_user_turns: tuple[Message, ...] = ()
     signals: tuple[TextSignal, ...] = ()
     repeated: int = 0
+    plugged: tuple[tuple[float, str], ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A plugin that could not do its part."""
+
+    plugin: str
+    error: str
 
 
 Component = Callable[[Step, StepContext, RewardSettings], RewardComponent]
@@ -460,7 +480,7 @@ def _signals(step: Step, context: StepContext, settings: RewardSettings) -> list
             value = points[signal] * settings.decay**history_length
             between = f", user turns between: {history_length}" if history_length else ""
             scored.append((value, f"{signal.value} in {where}{between}: {_signed(value)}"))
-    return scored
+    return [*scored, *context.plugged]
 
 
 def _turns_before(item: StepFeedback, context: StepContext) -> int:
@@ -476,6 +496,7 @@ def contexts(
     settings: RewardSettings,
     credibility: Mapping[str, Credibility],
     repeated: Mapping[str, int],
+    plugins: Plugins = NO_PLUGINS,
 ) -> tuple[StepContext, ...]:
     """One context for each step of ``segment``, in order."""
     rater = default_rater(segment)
@@ -486,6 +507,7 @@ def contexts(
         later = _later_user_turns(segment.steps, index)
         signals = _text_signals(asked, later, settings) if settings.text_signals else ()
         signals += _tool_errors(segment.steps, index) if settings.tool_errors else ()
+        plugged, failures = _plugged(plugins, later[0]) if later else ((), ())
         result.append(
             StepContext(
                 segment=segment,
@@ -494,6 +516,8 @@ def contexts(
                 later_user_turns=later,
                 signals=signals,
                 repeated=repeated.get(step.turn_id, 0),
+                plugged=plugged,
+                failures=failures,
             )
         )
     return tuple(result)
@@ -521,6 +545,22 @@ def _later_user_turns(steps: Sequence[Step], index: int) -> tuple[Message, ...]:
         if message is not None and message.role is Role.USER:
             turns.setdefault(message.turn_id, message)
     return tuple(turns.values())
+
+
+def _plugged(
+    plugins: Plugins, turn: Message
+) -> tuple[tuple[tuple[float, str], ...], tuple[Failure, ...]]:
+    """What signals of plugins find in the user's next turn, and which of them failed."""
+    found: list[tuple[float, str]] = []
+    failures: list[Failure] = []
+    for plugin in plugins.signals:
+        result = ask_signal(plugin, turn.content)
+        if result.error is not None:
+            failures.append(Failure(plugin.name, result.error))
+        elif result.value is not None:
+            where = f'{plugin.name} in turn {turn.turn_id} ("{result.value}")'
+            found.append((plugin.amount, f"{where}: {_signed(plugin.amount)}"))
+    return tuple(found), tuple(failures)
 
 
 def _tool_errors(steps: Sequence[Step], index: int) -> tuple[TextSignal, ...]:
@@ -581,21 +621,31 @@ def _text_signals(
 
 def composite(components: Sequence[RewardComponent], *, renormalise: bool) -> float:
     """The reward in [-1, 1] of these components (equation in the module's docstring)."""
-    core = [c for c in components if COMPONENTS[c.name].core]
-    extra = [c for c in components if not COMPONENTS[c.name].core]
+    core = [c for c in components if _is_core(c)]
+    extra = [c for c in components if not _is_core(c)]
     present = math.fsum(c.weight for c in core if c.value is not None)
     scale = 1.0 / present if renormalise and present > 0 else 1.0
     return clip(scale * _weighted(core) + _weighted(extra))
+
+
+def _is_core(component: RewardComponent) -> bool:
+    spec = COMPONENTS.get(component.name)
+    return spec is not None and spec.core
 
 
 def _weighted(components: Iterable[RewardComponent]) -> float:
     return math.fsum(c.weight * c.value for c in components if c.value is not None)
 
 
-def score_step(step: Step, context: StepContext, settings: RewardSettings) -> StepReward:
+def score_step(
+    step: Step, context: StepContext, settings: RewardSettings, plugins: Plugins = NO_PLUGINS
+) -> StepReward:
     """The reward of one step, with everything a person needs to understand it."""
     made = (spec.function(step, context, settings) for spec in COMPONENTS.values())
-    components = tuple(c for c in made if c.weight > 0 or COMPONENTS[c.name].core)
+    own = tuple(c for c in made if c.weight > 0 or COMPONENTS[c.name].core)
+    theirs, failed = _plugin_components(step, context, settings, plugins)
+    components = (*own, *theirs)
+    failures = (*context.failures, *failed)
     reward = composite(components, renormalise=settings.renormalise)
     opinions = latest_ratings(step.feedback, context.rater)
     beliefs = [context.credibility.get(item.event_id, BELIEVED) for item, _ in opinions.values()]
@@ -603,6 +653,7 @@ def score_step(step: Step, context: StepContext, settings: RewardSettings) -> St
         _sum_line(components, reward, settings),
         *(f"{c.name}: {'; '.join(c.evidence)}" for c in components if c.evidence),
         *(belief.reason for belief in beliefs if belief.reason is not None),
+        *(f"{FAILED_PLUGIN}{failure.plugin}: {failure.error}" for failure in failures),
         *_remarks(step, opinions),
     )
     return StepReward(
@@ -625,13 +676,34 @@ def score_step(step: Step, context: StepContext, settings: RewardSettings) -> St
     )
 
 
+def _plugin_components(
+    step: Step, context: StepContext, settings: RewardSettings, plugins: Plugins
+) -> tuple[tuple[RewardComponent, ...], tuple[Failure, ...]]:
+    """The parts that plugins make of the reward, and which of them failed at it."""
+    parts: list[RewardComponent] = []
+    failures: list[Failure] = []
+    for plugin in plugins.components:
+        result = ask_component(plugin, step, context.segment, settings)
+        if result.error is not None:
+            failures.append(Failure(plugin.name, result.error))
+        parts.append(
+            RewardComponent(
+                name=plugin.name,
+                weight=plugin.amount,
+                value=result.value,
+                evidence=result.evidence if result.error is None else (f"failed: {result.error}",),
+            )
+        )
+    return tuple(parts), tuple(failures)
+
+
 def _sum_line(
     components: Sequence[RewardComponent], reward: float, settings: RewardSettings
 ) -> str:
     terms = " + ".join(
         f"{c.name} {c.weight:g} x {'nothing' if c.value is None else _signed(c.value)}"
         for c in components
-        if COMPONENTS[c.name].core or c.value is not None
+        if _is_core(c) or c.value is not None
     )
     how = ", weights scaled to what is there" if settings.renormalise else ""
     return f"reward {_signed(reward)} = {terms}{how}"
@@ -667,6 +739,7 @@ def score_segment(
     settings: RewardSettings,
     credibility: Mapping[str, Credibility] | None = None,
     repeated: Mapping[str, int] | None = None,
+    plugins: Plugins = NO_PLUGINS,
 ) -> ScoredSegment:
     """Score every step of ``segment``.
 
@@ -675,15 +748,18 @@ def score_segment(
         settings: The weights.
         credibility: Of ratings, by feedback event id; one that is missing is believed.
         repeated: In how many other sessions a reply was used lately, by turn id.
+        plugins: Signals and components of other packages.
 
     Returns:
         The segment with one reward for each step, in order, and whether to train on it.
     """
     beliefs = credibility or {}
     rewards = tuple(
-        score_step(step, context, settings)
+        score_step(step, context, settings, plugins)
         for step, context in zip(
-            segment.steps, contexts(segment, settings, beliefs, repeated or {}), strict=True
+            segment.steps,
+            contexts(segment, settings, beliefs, repeated or {}, plugins),
+            strict=True,
         )
     )
     reason = _untrainable_reason(segment, rewards)
@@ -695,11 +771,30 @@ def score_segment(
         trainable=reason is None,
         untrainable_reason=reason,
         rewards=rewards,
-        attributes={REPEATED_ATTRIBUTE: _json(again)} if again else {},
+        attributes=_attributes(again, rewards, plugins),
     )
 
 
-def score_again(scored: ScoredSegment, settings: RewardSettings) -> ScoredSegment:
+def _attributes(
+    repeated: Mapping[str, int], rewards: Sequence[StepReward], plugins: Plugins
+) -> dict[str, str]:
+    failed = {
+        line.removeprefix(FAILED_PLUGIN).partition(":")[0]
+        for reward in rewards
+        for line in reward.reasons
+        if line.startswith(FAILED_PLUGIN)
+    }
+    found = {
+        REPEATED_ATTRIBUTE: _json(dict(repeated)) if repeated else "",
+        PLUGINS_ATTRIBUTE: plugins.origins,
+        PLUGIN_ERRORS_ATTRIBUTE: ",".join(sorted(failed)),
+    }
+    return {name: value for name, value in found.items() if value}
+
+
+def score_again(
+    scored: ScoredSegment, settings: RewardSettings, plugins: Plugins = NO_PLUGINS
+) -> ScoredSegment:
     """Score what ``scored`` holds with other settings.
 
     How far each rating was believed and how often words were repeated are taken from the record:
@@ -711,7 +806,7 @@ def score_again(scored: ScoredSegment, settings: RewardSettings) -> ScoredSegmen
         for item in reward.weighed
     }
     repeated = json.loads(scored.attributes.get(REPEATED_ATTRIBUTE, "{}"))
-    return score_segment(scored.segment, settings, beliefs, repeated)
+    return score_segment(scored.segment, settings, beliefs, repeated, plugins)
 
 
 def _untrainable_reason(segment: TrajectorySegment, rewards: Sequence[StepReward]) -> str | None:
@@ -730,11 +825,8 @@ def _untrainable_reason(segment: TrajectorySegment, rewards: Sequence[StepReward
 
 @lru_cache(maxsize=64)
 def config_hash(settings: RewardSettings) -> str:
-    """SHA-256 (hex) of the settings as canonical JSON: sorted keys, no spaces, no secrets."""
-    fields = type(settings).model_fields
-    secret = {name for name, info in fields.items() if SecretStr.__name__ in str(info.annotation)}
-    plain = settings.model_dump(mode="json", exclude=secret)
-    return hashlib.sha256(_json(plain).encode()).hexdigest()
+    """SHA-256 (hex) of the settings as canonical JSON: sorted keys, no spaces."""
+    return hashlib.sha256(_json(settings.model_dump(mode="json")).encode()).hexdigest()
 
 
 def _json(value: object) -> str:
@@ -755,6 +847,7 @@ __all__ = [
     "COMPONENTS",
     "EXPLICIT_KINDS",
     "FORMULA_ID",
+    "PLUGIN_ERRORS_ATTRIBUTE",
     "Component",
     "ComponentSpec",
     "Credibility",

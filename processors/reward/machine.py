@@ -39,6 +39,7 @@ from processors.reward.credibility import (
 )
 from processors.reward.crowd import Crowd, CrowdKey, NewRating
 from processors.reward.formulas import score_segment
+from processors.reward.plugins import NO_PLUGINS, Plugins
 from processors.reward.signals import words
 from streams.contracts import ReviewRequest, ScoredSegment, TrajectorySegment
 from streams.settings import RewardSettings
@@ -155,7 +156,10 @@ def record_key(segment: TrajectorySegment) -> str:
 
 
 def step(
-    state: RewardState, segment: TrajectorySegment, settings: RewardSettings
+    state: RewardState,
+    segment: TrajectorySegment,
+    settings: RewardSettings,
+    plugins: Plugins = NO_PLUGINS,
 ) -> tuple[RewardState, tuple[Effect, ...]]:
     """Score ``segment`` unless this revision of it, or a later one, was scored before.
 
@@ -163,6 +167,7 @@ def step(
         state: The partition's state; it is changed in place and must not be used otherwise.
         segment: The next record of the partition.
         settings: The weights and filters.
+        plugins: Signals and components of other packages.
 
     Returns:
         The state, and what to do: one ``EmitScored``, then any ``EmitReview``, then an
@@ -181,7 +186,7 @@ def step(
     history, requests = request_reviews(history, segment, settings)
     beliefs = judge(history, segment.segment_id, settings)
     repeated = _repeated(state.crowd, segment, settings)
-    scored = score_segment(segment, settings, beliefs, repeated)
+    scored = score_segment(segment, settings, beliefs, repeated, plugins)
     remembered = UserHistory(
         clock_ms=clock_ms,
         marks=_marks(user, segment, since_ms, settings),

@@ -115,7 +115,7 @@ def test_what_is_written_for_another_process_is_read_the_same_secrets_included(
 ) -> None:
     text = """
 kafka: {bootstrap_servers: "k:1", sasl_password: "p: #w", ssl_ca_location: /ca.pem}
-reward: {judge_url: "http://judge/v1", judge_api_key: key}
+judge: {url: "http://judge/v1", api_key: key}
 align: {settle_ms: 5000}
 """
     settings = load_settings(write(tmp_path, text))

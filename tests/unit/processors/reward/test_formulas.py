@@ -6,7 +6,6 @@ import math
 from typing import Any
 
 import pytest
-from pydantic import SecretStr
 
 from processors.reward.formulas import (
     COMPONENTS,
@@ -457,9 +456,11 @@ def test_a_reply_that_only_calls_a_tool_can_be_trained() -> None:
     assert score_segment(segment(steps), SETTINGS).trainable
 
 
-def test_config_hash_follows_the_weights_and_no_secret() -> None:
+def test_config_hash_follows_the_weights() -> None:
     assert len(config_hash(SETTINGS)) == 64
     assert config_hash(SETTINGS) == config_hash(RewardSettings())
     assert config_hash(SETTINGS) != config_hash(RewardSettings(decay=0.8))
-    secret = RewardSettings(judge_api_key=SecretStr("s3cret"))
-    assert config_hash(SETTINGS) == config_hash(secret)
+    one, two = ({"a": amount} for amount in (0.1, 0.2))
+    plugged = RewardSettings(plugin_components=one)
+    assert config_hash(plugged) == config_hash(RewardSettings(plugin_components=dict(one)))
+    assert config_hash(plugged) != config_hash(RewardSettings(plugin_components=two))

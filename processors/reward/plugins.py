@@ -1,0 +1,229 @@
+"""Signals, components and judges from other packages, through entry points.
+
+A package names what it offers in its ``pyproject.toml``::
+
+    [project.entry-points."clawstream.components"]
+    brevity = "my_package:brevity"
+
+and the settings say what is used, and how much it counts (``reward.plugin_components: {brevity:
+0.1}``). ``docs/plugins.md`` has the protocols with a worked example.
+
+A plugin that raises, or returns something else than its protocol says, costs nothing but its own
+part: the step is scored without it, its reasons name the plugin and the error, the segment's
+attribute ``plugin_errors`` names it, and ``clawstream_plugin_errors_total`` counts it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Protocol
+
+from streams.contracts import Step, TrajectorySegment
+from streams.errors import PluginError, SettingsError
+from streams.settings import RewardSettings
+
+SIGNALS = "clawstream.signals"
+COMPONENTS = "clawstream.components"
+JUDGES = "clawstream.judges"
+
+MAX_MESSAGE = 200
+"""How much of a plugin's error is kept."""
+
+
+class SignalPlugin(Protocol):
+    """Reads a user's turn: does it say something about the reply right before it?"""
+
+    def __call__(self, text: str) -> str | None:
+        """The words that gave it away, at most a line; None if it does not.
+
+        Args:
+            text: The whole turn, as the user wrote it.
+        """
+        ...
+
+
+class ComponentPlugin(Protocol):
+    """Makes one part of a step's reward."""
+
+    def __call__(
+        self, step: Step, segment: TrajectorySegment, settings: RewardSettings
+    ) -> tuple[float | None, Sequence[str]]:
+        """Its value in [-1, 1], or None if it has nothing to go by; and its evidence.
+
+        It must be pure: the same arguments always give the same result, however often it is asked.
+        """
+        ...
+
+
+class JudgePlugin(Protocol):
+    """Says how good a reply is. It runs in the judge's process and may take its time."""
+
+    async def __call__(self, prompt: str, timeout_s: float) -> str:
+        """The judge's words about one reply, with a verdict in it as the rubric demands.
+
+        Args:
+            prompt: The rubric with the conversation and the reply.
+            timeout_s: How long it may take; what takes longer is cancelled.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Plugged:
+    """A plugin in use.
+
+    Args:
+        name: Its name in the settings.
+        call: What it offers.
+        amount: Its points (a signal) or weight (a component).
+        origin: The distribution it comes from, with its version.
+    """
+
+    name: str
+    call: Callable[..., Any]
+    amount: float
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins:
+    """The signals and components in use, each in the order of the settings."""
+
+    signals: tuple[Plugged, ...] = ()
+    components: tuple[Plugged, ...] = ()
+
+    @property
+    def origins(self) -> str:
+        """Every plugin with where it comes from, in one line."""
+        return ", ".join(f"{p.name} ({p.origin})" for p in (*self.signals, *self.components))
+
+
+NO_PLUGINS = Plugins()
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a plugin made of its arguments: a value, or the error it ended in."""
+
+    value: Any = None
+    evidence: tuple[str, ...] = ()
+    error: str | None = field(default=None)
+
+
+def load(settings: RewardSettings) -> Plugins:
+    """The plugins that the settings name.
+
+    Raises:
+        SettingsError: One is not installed; names the key's path and those that are.
+        PluginError: One cannot be imported, or cannot be called.
+    """
+    return Plugins(
+        signals=_load(SIGNALS, "plugin_signals", settings.plugin_signals),
+        components=_load(COMPONENTS, "plugin_components", settings.plugin_components),
+    )
+
+
+def load_judge(name: str) -> JudgePlugin:
+    """The judge of that name.
+
+    Raises:
+        SettingsError: It is not installed.
+        PluginError: It cannot be imported, or cannot be called.
+    """
+    judge: JudgePlugin = _named(JUDGES, "judge.plugin", name).call
+    return judge
+
+
+def _load(group: str, key: str, wanted: Mapping[str, float]) -> tuple[Plugged, ...]:
+    return tuple(_named(group, f"reward.{key}.{name}", name, wanted[name]) for name in sorted(wanted))
+
+
+def _named(group: str, path: str, name: str, amount: float = 0.0) -> Plugged:
+    found = {point.name: point for point in entry_points(group=group)}
+    if name not in found:
+        there = ", ".join(sorted(found)) or "none"
+        raise SettingsError(
+            f"{path}: no plugin {name} is installed in the entry points {group}; "
+            f"installed: {there}"
+        )
+    call = _imported(found[name], group)
+    return Plugged(name, call, amount, _origin(found[name]))
+
+
+def _imported(point: EntryPoint, group: str) -> Callable[..., Any]:
+    try:
+        call = point.load()
+    # Whatever a foreign module raises when it is imported is its fault, not the settings'.
+    except Exception as error:
+        raise PluginError(
+            f"plugin {point.name} of {group} ({point.value}) cannot be imported: {describe(error)}"
+        ) from error
+    if not callable(call):
+        raise PluginError(f"plugin {point.name} of {group} ({point.value}) cannot be called")
+    found: Callable[..., Any] = call
+    return found
+
+
+def _origin(point: EntryPoint) -> str:
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else "unknown"
+
+
+# --- Calling them -----------------------------------------------------------------------------
+
+
+def ask_signal(plugin: Plugged, text: str) -> Result:
+    """What a signal makes of a turn: ``value`` is the words, None if there is no signal."""
+    try:
+        words = plugin.call(text)
+        if words is not None and not isinstance(words, str):
+            raise TypeError(f"a signal returns text or None, not {type(words).__name__}")
+    # A plugin may raise anything; whatever it is must stop at its own part of the reward.
+    except Exception as error:
+        return Result(error=describe(error))
+    return Result(words)
+
+
+def ask_component(
+    plugin: Plugged, step: Step, segment: TrajectorySegment, settings: RewardSettings
+) -> Result:
+    """What a component makes of a step: ``value`` in [-1, 1] or None, with its evidence."""
+    try:
+        value, evidence = plugin.call(step, segment, settings)
+        lines = tuple(str(line) for line in evidence)
+        if value is None:
+            return Result(None, lines)
+        number = float(value)
+        if not math.isfinite(number) or not -1.0 <= number <= 1.0:
+            raise ValueError(f"a component's value is in [-1, 1], not {number:g}")
+    # As above.
+    except Exception as error:
+        return Result(error=describe(error))
+    return Result(number, lines)
+
+
+def describe(error: Exception) -> str:
+    """An error of somebody else's in one short line."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
+
+
+__all__ = [
+    "COMPONENTS",
+    "JUDGES",
+    "NO_PLUGINS",
+    "SIGNALS",
+    "ComponentPlugin",
+    "JudgePlugin",
+    "Plugged",
+    "Plugins",
+    "Result",
+    "SignalPlugin",
+    "ask_component",
+    "ask_signal",
+    "describe",
+    "load",
+    "load_judge",
+]

@@ -1,0 +1,158 @@
+"""Plugins: the example under ``docs`` as an installed package, and what happens if one fails."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processors.reward.agent import RewardProcessor, RewardTopics
+from processors.reward.app import build_spec
+from processors.reward.formulas import score_segment
+from processors.reward.plugins import Plugged, Plugins, load, load_judge
+from processors.runtime.records import Record
+from streams import metrics as names
+from streams.contracts import ScoredSegment, StepReward
+from streams.errors import PluginError, SettingsError
+from streams.metrics import ProcessorMetrics
+from streams.serde import build_codec
+from streams.settings import RewardSettings, Settings
+from streams.topics import SEGMENTS
+from tests.unit.processors.reward.builders import conversation, segment
+
+DOCS = Path(__file__).parents[4] / "docs"
+EXAMPLE = DOCS / "examples" / "plugins"
+USED = RewardSettings(plugin_signals={"escalation": -0.6}, plugin_components={"brevity": 0.1})
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The example as an installer would leave it: its module and its entry points."""
+    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    shutil.copy(EXAMPLE / "reward_examples.py", tmp_path)
+    info = tmp_path / "reward_examples-1.0.0.dist-info"
+    info.mkdir()
+    metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    (info / "METADATA").write_text(metadata, encoding="utf-8")
+    lines = [
+        line
+        for group, points in project["entry-points"].items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    importlib.invalidate_caches()
+    yield info
+    sys.modules.pop("reward_examples", None)
+
+
+def rewards(plugins: Plugins, *texts: str) -> tuple[ScoredSegment, StepReward]:
+    scored = score_segment(conversation(*texts), USED, plugins=plugins)
+    return scored, scored.rewards[0]
+
+
+def test_the_worked_example_scores(installed: Path) -> None:
+    scored, reward = rewards(load(USED), "Where is my parcel?", "Let me talk to a real person")
+    parts = {part.name: part for part in reward.components}
+    assert (parts["brevity"].value, parts["brevity"].evidence) == (1.0, ("10 characters",))
+    assert parts["implicit"].value == -0.6
+    assert reward.reward == pytest.approx(0.1 - 0.3 * 0.6)
+    assert 'escalation in turn u1 ("real person"): -0.6' in parts["implicit"].evidence
+    assert scored.attributes == {
+        "plugins": "escalation (reward-examples 1.0.0), brevity (reward-examples 1.0.0)"
+    }
+
+
+async def test_the_worked_examples_judge_answers(installed: Path) -> None:
+    assert await load_judge("polite")("Glad to help.", 1.0) == "VERDICT: 1"
+
+
+def test_the_page_shows_the_example_as_it_is() -> None:
+    page = (DOCS / "plugins.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert code in (EXAMPLE / "reward_examples.py").read_text(encoding="utf-8")
+    (points,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert points in (EXAMPLE / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("reward", "path"),
+    [
+        ({"plugin_signals": {"nobody": 0.1}}, "reward.plugin_signals.nobody"),
+        ({"plugin_components": {"nobody": 0.1}}, "reward.plugin_components.nobody"),
+    ],
+)
+def test_a_plugin_that_is_not_installed_is_refused_at_start(
+    installed: Path, reward: dict[str, Any], path: str
+) -> None:
+    settings = Settings(reward=RewardSettings(**reward))
+    with pytest.raises(SettingsError, match=f"{path}: no plugin nobody is installed"):
+        build_spec(settings, ProcessorMetrics("reward"))
+    with pytest.raises(SettingsError, match=r"judge\.plugin: no plugin"):
+        load_judge("nobody")
+
+
+@pytest.mark.parametrize("value", ["no_such_module:x", "reward_examples:no_such", "re:I.value"])
+def test_a_plugin_that_cannot_be_imported_is_refused_at_start(installed: Path, value: str) -> None:
+    (installed / "entry_points.txt").write_text(f"[clawstream.components]\nbrevity = {value}\n")
+    with pytest.raises(PluginError, match=r"plugin brevity of clawstream\.components"):
+        load(RewardSettings(plugin_components={"brevity": 0.1}))
+
+
+def raises(*_: object) -> Any:
+    raise RuntimeError("out of\norder")
+
+
+@pytest.mark.parametrize(
+    ("component", "says"),
+    [
+        (raises, "RuntimeError: out of order"),
+        (lambda *_: (2.0, ()), "ValueError: a component's value is in [-1, 1], not 2"),
+        (lambda *_: (float("nan"), ()), "ValueError"),
+        (lambda *_: 0.5, "TypeError"),
+        (lambda *_: ("x", ()), "ValueError"),
+    ],
+)
+def test_a_component_that_fails_costs_its_own_part_only(
+    component: Callable[..., Any], says: str
+) -> None:
+    plugins = Plugins(components=(Plugged("broken", component, 0.5, "here 1"),))
+    scored, reward = rewards(plugins, "Where is Rome?", "Thanks, that works")
+    assert reward.reward == pytest.approx(0.15)
+    assert any(line.startswith(f"plugin failed, broken: {says}") for line in reward.reasons)
+    assert scored.attributes["plugin_errors"] == "broken"
+
+
+@pytest.mark.parametrize("signal", [raises, lambda _: 5])
+def test_a_signal_that_fails_costs_its_own_part_only(signal: Callable[..., Any]) -> None:
+    plugins = Plugins(signals=(Plugged("broken", signal, 0.5, "here 1"),))
+    scored, reward = rewards(plugins, "Where is Rome?", "Thanks, that works")
+    assert reward.reward == pytest.approx(0.15)
+    assert scored.attributes["plugin_errors"] == "broken"
+
+
+def test_failures_are_counted_once_a_segment() -> None:
+    metrics = ProcessorMetrics("reward")
+    plugins = Plugins(components=(Plugged("broken", raises, 0.5, "here 1"),))
+    codec = build_codec()
+    processor = RewardProcessor(
+        RewardSettings(), codec, metrics, 1_000_000, RewardTopics(), plugins
+    )
+    processor.restore((), None)
+    value = codec.encode(conversation("a", "b", "c"))
+    record = Record(topic=SEGMENTS, partition=0, offset=0, timestamp=1, key=b"u1", value=value)
+    processor.feed(SEGMENTS, [record])
+    (output,) = processor.drain(10).outputs
+    assert codec.decode(output.value, ScoredSegment).attributes["plugin_errors"] == "broken"
+    assert metrics.value(names.PLUGIN_ERRORS, plugin="broken") == 1
+
+
+def test_without_plugins_nothing_is_noted() -> None:
+    assert score_segment(segment(), RewardSettings()).attributes == {}
