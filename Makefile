@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NO_PACKAGES := echo "error: cannot install the packages, see above. Without a way to the public\
  registry, name a mirror in PIP_INDEX_URL and UV_DEFAULT_INDEX, or a proxy in HTTPS_PROXY." >&2; exit 1
 
-.PHONY: install demo test lint docs lock clean
+.PHONY: install demo test faults lint monitoring docs lock clean
 
 install: $(STAMP)
 
@@ -38,6 +38,10 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Check alerts and their tests with promtool (taken from Debian's package if it is not there).
+monitoring:
+	monitoring/check
 
 # Bring what the pages in docs/ take from the code up to date.
 docs: install
