@@ -47,8 +47,23 @@ def attach_lora(
     Raises:
         ModelError: The model has no layer `lora_first_layer`, or none that can be adapted.
     """
+    config = lora_config(model, settings)
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        adapted = PeftModel(model, config, adapter_name=adapter_name)
+    adapted.eval()
+    return adapted
+
+
+def lora_config(model: Any, settings: ModelSettings) -> LoraConfig:
+    """The shape of the adapter that `attach_lora` puts around `model`.
+
+    Raises:
+        ModelError: As `attach_lora`.
+    """
     alpha: Any = settings.lora_alpha
-    config = LoraConfig(
+    return LoraConfig(
         r=settings.lora_rank,
         lora_alpha=alpha,
         lora_dropout=0.0,
@@ -56,12 +71,6 @@ def attach_lora(
         layers_to_transform=_layers(model, settings.lora_first_layer),
         task_type="CAUSAL_LM",
     )
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        adapted = PeftModel(model, config, adapter_name=adapter_name)
-    adapted.eval()
-    return adapted
 
 
 def save_adapter(
@@ -298,6 +307,7 @@ __all__ = [
     "attach_lora",
     "fill_adapter",
     "load_adapter",
+    "lora_config",
     "read_config",
     "read_weights",
     "save_adapter",

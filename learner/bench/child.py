@@ -67,8 +67,11 @@ class Children:
         """
         file, log = self._folder / f"{name}.json", self._folder / f"{name}.log"
         file.write_text(json.dumps(asdict(job)), encoding="utf-8")
-        with log.open("w", encoding="utf-8") as errors:
-            process = self._start(starter, [starter.python, "-m", module, str(file)], errors)
+        command = [starter.python, "-m", module, str(file)]
+        with (
+            log.open("w", encoding="utf-8") as errors,
+            self._start(starter, command, errors) as process,
+        ):
             try:
                 assert process.stdout is not None
                 for line in process.stdout:
@@ -113,7 +116,6 @@ class Children:
             self._running.discard(process)
         if process.poll() is None:
             process.terminate()
-            process.wait()
 
 
 __all__ = ["Children", "Starter"]

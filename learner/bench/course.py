@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -215,8 +215,18 @@ def thumb_of(talk: Talk, opinion: Opinion, at_ms: int) -> FeedbackEvent:
     )
 
 
+def play(job: Job, on_round: Callable[[Round], None]) -> None:
+    """Play a job's rounds.
+
+    Raises:
+        ModelError: The base model cannot be loaded or trained.
+    """
+    for played in Course(job).rounds():
+        on_round(played)
+
+
 def _no_adapter(version: int) -> Path:
     raise RegistryError(f"the bench keeps no adapter of version {version}")
 
 
-__all__ = ["Course", "Talk", "thumb_of", "turns_of"]
+__all__ = ["Course", "Talk", "play", "thumb_of", "turns_of"]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -55,11 +56,11 @@ class OurUpdate:
     def __init__(self, job: SpeedJob) -> None:
         self.base = load(job)
         self.updater = PpoUpdater(self.base, job.learner, job.model)
-        self._job = job
 
-    def run(self, rollouts: Sequence[SpeedRollout]) -> UpdateResult:
-        """One update on these."""
-        return self.updater.update(samples_of(rollouts), current_version=BASE_VERSION)
+    def prepared(self, rollouts: Sequence[SpeedRollout]) -> Callable[[], UpdateResult]:
+        """One update on these, to be called once."""
+        samples = samples_of(rollouts)
+        return partial(self.updater.update, samples, current_version=BASE_VERSION)
 
 
 class Ceiling:
@@ -75,8 +76,11 @@ class Ceiling:
         self._optimizer = torch.optim.Adam(parameters, lr=job.learner.learning_rate)
         self._job = job
 
-    def run(self, rollouts: Sequence[SpeedRollout]) -> None:
-        """The passes over these."""
+    def prepared(self, rollouts: Sequence[SpeedRollout]) -> Callable[[], None]:
+        """The passes over these, to be called once."""
+        return partial(self._run, rollouts)
+
+    def _run(self, rollouts: Sequence[SpeedRollout]) -> None:
         samples = sorted(samples_of(rollouts), key=lambda sample: len(sample.token_ids))
         size = self._job.micro_batch
         rows = [self._network.row(sample) for sample in samples]
@@ -88,9 +92,4 @@ class Ceiling:
             self._optimizer.zero_grad(set_to_none=True)
 
 
-def vocabulary_of(base: BaseModel) -> int:
-    """Token ids of the model are below this."""
-    return int(base.model.get_output_embeddings().weight.shape[0])
-
-
-__all__ = ["Ceiling", "OurUpdate", "load", "samples_of", "vocabulary_of"]
+__all__ = ["Ceiling", "OurUpdate", "load", "samples_of"]

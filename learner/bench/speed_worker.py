@@ -6,6 +6,7 @@ output as a line of JSON.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import resource
@@ -13,13 +14,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from learner.bench.rollouts import SpeedJob, SpeedRollout, rollouts_of
 
-_WARM_UP = 2
+Prepared = Callable[[Sequence[SpeedRollout]], Callable[[], object]]
+"""Makes an update on rollouts ready: what is called then is measured."""
 
 
 def main(argv: list[str]) -> int:
@@ -32,12 +33,14 @@ def main(argv: list[str]) -> int:
 def measure(job: SpeedJob) -> dict[str, float]:
     """``tokens_per_s`` of one update, prompts included, and ``peak_mb`` of the whole process
     (of the device where there is one)."""
-    vocabulary, run = _subject(job)
+    vocabulary, prepared = _subject(job)
     rollouts = rollouts_of(job, vocabulary)
-    run(sorted(rollouts, key=len)[: max(_WARM_UP, job.micro_batch)])
+    prepared(sorted(rollouts, key=len)[: job.micro_batch])()
+    gc.collect()
+    update = prepared(rollouts)
     _synchronise(job)
     began_s = time.perf_counter()
-    run(rollouts)
+    update()
     _synchronise(job)
     seconds = time.perf_counter() - began_s
     return {
@@ -47,15 +50,16 @@ def measure(job: SpeedJob) -> dict[str, float]:
     }
 
 
-def _subject(job: SpeedJob) -> tuple[int, Callable[[Sequence[SpeedRollout]], Any]]:
+def _subject(job: SpeedJob) -> tuple[int, Prepared]:
     """Vocabulary and update; a rival's code runs in the rival's environment alone."""
     if job.subject in ("trl_ppo", "trl_grpo"):
         rival = importlib.import_module(f"learner.bench.{job.subject}").SpeedUpdate(job)
-        return int(rival.vocabulary), rival.run
-    from learner.bench.ours import Ceiling, OurUpdate, vocabulary_of
+        return int(rival.vocabulary), rival.prepared
+    from learner.bench.ours import Ceiling, OurUpdate
+    from learner.bench.rivals import vocabulary_of
 
     ours = OurUpdate(job) if job.subject == "ours" else Ceiling(job)
-    return vocabulary_of(ours.base), ours.run
+    return vocabulary_of(ours.base), ours.prepared
 
 
 def _synchronise(job: SpeedJob) -> None:

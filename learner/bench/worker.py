@@ -9,32 +9,34 @@ import importlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
 from learner.bench.preset import RIVALS, Job, Round
+
+Player = Callable[[Job, Callable[[Round], None]], None]
+"""Plays a job's rounds and hands out each as soon as it is over."""
 
 
 def main(argv: list[str]) -> int:
     """Run the job in the file that is the only argument."""
     logging.basicConfig(level=logging.WARNING)
     job = Job(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
-    for played in _rounds_of(job)(job):
-        sys.stdout.write(json.dumps(asdict(played)) + "\n")
-        sys.stdout.flush()
+    _player_of(job)(job, _tell)
     return 0
 
 
-def _rounds_of(job: Job) -> Callable[[Job], Iterator[Round]]:
-    """What plays this job; a rival's code runs in the rival's environment alone."""
-    if job.subject in RIVALS:
-        rival: Callable[[Job], Iterator[Round]]
-        rival = importlib.import_module(f"learner.bench.{job.subject}").learning_rounds
-        return rival
-    from learner.bench.course import Course
+def _tell(played: Round) -> None:
+    sys.stdout.write(json.dumps(asdict(played)) + "\n")
+    sys.stdout.flush()
 
-    return lambda job: Course(job).rounds()
+
+def _player_of(job: Job) -> Player:
+    """What plays this job; a rival's code runs in the rival's environment alone."""
+    name = job.subject if job.subject in RIVALS else "course"
+    player: Player = importlib.import_module(f"learner.bench.{name}").play
+    return player
 
 
 if __name__ == "__main__":
