@@ -29,6 +29,10 @@
     ├── RewardError            a review, segment or weight that was named cannot be used
     │   ├── PluginError        a plugin is missing or is not what its kind needs
     │   └── JudgeError         the judge cannot be asked, or its answer is no verdict
+    ├── DeadLetterError        a dead letter cannot be found, retried or marked
+    ├── ArchiveError           an archive cannot be written, or a topic not be restored from it
+    │   └── DamagedArchiveError a file of an archive is cut short or altered
+    ├── ExportError            there is nothing to export, or it cannot be written
     ├── SpoolError             events can be kept neither in Kafka nor on the gateway's disk
     ├── ImportFormatError      an export file is not what its importer reads
     └── BenchError             a bench cannot measure what it is to measure
@@ -201,6 +205,22 @@ class PluginError(RewardError):
 
 class JudgeError(RewardError):
     """The judge cannot be asked, or what it answers is no verdict."""
+
+
+class DeadLetterError(ClawstreamError):
+    """A dead letter cannot be found, retried or marked."""
+
+
+class ArchiveError(ClawstreamError):
+    """An archive cannot be written, or a topic cannot be restored from it."""
+
+
+class DamagedArchiveError(ArchiveError):
+    """A file of an archive is cut short or altered; the message names it."""
+
+
+class ExportError(ClawstreamError):
+    """There is nothing to export, or it cannot be written."""
 
 
 class SpoolError(ClawstreamError):

@@ -39,10 +39,15 @@ COMMANDS: dict[str, Entry] = {
     "gateway": Entry("streams.gateway.__main__", "Run the HTTP front door.", process=True),
     "align": Entry("processors.feedback_align.__main__", "Run the aligner worker.", process=True),
     "reward": Entry("processors.reward.__main__", "Run the reward worker.", process=True),
+    "judge": Entry("processors.reward.judge.__main__", "Run the judge.", process=True),
     "learn": Entry("learner.__main__", "Run the learner.", process=True),
     "serve": Entry("learner.serving.__main__", "Run the policy server.", process=True),
     "versions": Entry("streams.cli.versions", "List and show policy versions."),
     "reviews": Entry("streams.cli.reviews", "Decide about ratings that were held back."),
+    "dlq": Entry("streams.cli.dlq", "List, retry, drop and export dead letters."),
+    "calibration": Entry(
+        "processors.reward.calibration", "Compare the judge with people's ratings."
+    ),
     "lag": Entry("streams.cli.lag", "Show how far each stage is behind."),
     "import": Entry("streams.cli.imports", "Import exports of other chat products."),
     "bench": Entry("streams.cli.bench", "Measure how fast it is on this machine."),
