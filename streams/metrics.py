@@ -99,6 +99,19 @@ PLUGIN_ERRORS = Metric(
     "clawstream_plugin_errors", "counter", ("processor", "plugin"),
     "Segments at which a plugin failed; they were scored without its part.",
 )  # fmt: skip
+JUDGEMENTS = Metric(
+    "clawstream_judgements", "counter", ("processor", "outcome"),
+    "Replies judged: good, bad, tie, failed (no verdict) or cached (judged before).",
+)  # fmt: skip
+JUDGE_BREAKER = Metric(
+    "clawstream_judge_breaker_open", "gauge", ("processor",),
+    "1 while the judge is left alone after failures in a row.",
+)  # fmt: skip
+JUDGE_AGREEMENT = Metric(
+    "clawstream_judge_agreement", "counter", ("processor", "explicit", "judged"),
+    "Steps scored that have both a rating and a verdict, by the sign of each; a revision counts "
+    "again. `clawstream calibration` counts each once.",
+)  # fmt: skip
 BATCH_RECORDS = Metric(
     "clawstream_batch_records", "histogram", ("processor",),
     "Records applied by one transaction.", _SIZES,
@@ -181,6 +194,9 @@ ALL: tuple[Metric, ...] = (
     HELD_RATINGS,
     COHORT_ALARMS,
     PLUGIN_ERRORS,
+    JUDGEMENTS,
+    JUDGE_BREAKER,
+    JUDGE_AGREEMENT,
     BATCH_RECORDS,
     TRANSACTION_SECONDS,
     LAST_TRANSACTION_SECONDS,

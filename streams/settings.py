@@ -245,6 +245,7 @@ class JudgeSettings(Section):
     breaker_failures: PositiveInt = 5
     breaker_pause_ms: PositiveInt = 60_000
     max_waiting: PositiveInt = 256
+    web_port: Port = 0
 
     @model_validator(mode="after")
     def _one_judge(self) -> Self:
@@ -264,6 +265,12 @@ class ModelSettings(Section):
     lora_alpha: PositiveFloat = 16.0
     lora_first_layer: NonNegativeInt = 0
     system_prompt: str | None = None
+
+
+Tracker = Literal[
+    "aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"
+]
+"""Tools for curves that accelerate knows, by its names."""
 
 
 class LearnerSettings(Section):
@@ -318,6 +325,7 @@ class LearnerSettings(Section):
     stale_objective: Literal["decoupled", "behaviour"] = "decoupled"
     max_version_gap: NonNegativeInt = 4
     max_updates_per_segment: PositiveInt = 8
+    max_updates_per_session: PositiveInt = 8
     max_sequence_tokens: PositiveInt = 2_048
     whiten_advantages: bool = True
     seed: int = 0
@@ -336,6 +344,8 @@ class LearnerSettings(Section):
     warm_start_save_steps: PositiveInt = 50
     gate_max_kl: PositiveFloat = 1.0
     keep_checkpoints: PositiveInt = 5
+    trackers: tuple[Tracker, ...] = ()
+    tracker_dir: Path | None = None
     imbalance_max_share: Share = 0.9
     imbalance_min_sign_share: Annotated[float, Field(ge=0, le=0.5)] = 0.1
 

@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from processors.reward import calibration, machine
 from processors.reward import codec as state_codec
-from processors.reward import machine
 from processors.reward.formulas import PLUGIN_ERRORS_ATTRIBUTE
 from processors.reward.plugins import NO_PLUGINS, Plugins
 from processors.runtime import deadletters
@@ -190,6 +190,10 @@ class RewardProcessor:
             return self._dead(deadletters.of_record(record, error, STAGE))
         for name in filter(None, scored.attributes.get(PLUGIN_ERRORS_ATTRIBUTE, "").split(",")):
             self._metrics.add(names.PLUGIN_ERRORS, plugin=name)
+        for pair in calibration.pairs(scored):
+            self._metrics.add(
+                names.JUDGE_AGREEMENT, explicit=SIGNS[pair.explicit], judged=SIGNS[pair.judged]
+            )
         self._metrics.add(names.SCORED, trainable=str(scored.trainable).lower())
         if any(reward.reward != 0 for reward in scored.rewards):
             self._metrics.add(names.NONZERO)

@@ -642,7 +642,7 @@ def score_step(
 ) -> StepReward:
     """The reward of one step, with everything a person needs to understand it."""
     made = (spec.function(step, context, settings) for spec in COMPONENTS.values())
-    own = tuple(c for c in made if c.weight > 0 or COMPONENTS[c.name].core)
+    own = tuple(c for c in made if c.weight > 0 or c.value is not None or COMPONENTS[c.name].core)
     theirs, failed = _plugin_components(step, context, settings, plugins)
     components = (*own, *theirs)
     failures = (*context.failures, *failed)

@@ -138,7 +138,9 @@ def load_judge(name: str) -> JudgePlugin:
 
 
 def _load(group: str, key: str, wanted: Mapping[str, float]) -> tuple[Plugged, ...]:
-    return tuple(_named(group, f"reward.{key}.{name}", name, wanted[name]) for name in sorted(wanted))
+    return tuple(
+        _named(group, f"reward.{key}.{name}", name, wanted[name]) for name in sorted(wanted)
+    )
 
 
 def _named(group: str, path: str, name: str, amount: float = 0.0) -> Plugged:
@@ -146,8 +148,7 @@ def _named(group: str, path: str, name: str, amount: float = 0.0) -> Plugged:
     if name not in found:
         there = ", ".join(sorted(found)) or "none"
         raise SettingsError(
-            f"{path}: no plugin {name} is installed in the entry points {group}; "
-            f"installed: {there}"
+            f"{path}: no plugin {name} is installed in the entry points {group}; installed: {there}"
         )
     call = _imported(found[name], group)
     return Plugged(name, call, amount, _origin(found[name]))

@@ -1,0 +1,154 @@
+"""``clawstream calibration``: does the judge say what people say?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from streams.cli.common import print_json, settings_of
+from streams.contracts import ScoredSegment, StepReward
+
+SIGNS = (-1, 0, 1)
+WORDS = {-1: "negative", 0: "neutral", 1: "positive"}
+
+app = typer.Typer(add_completion=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The signs of what people and the judge said about one reply."""
+
+    explicit: int
+    judged: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How far the judge says what people say.
+
+    Args:
+        steps: Replies that both spoke about.
+        same: Share of them with the same sign.
+        opposite: Share of them with opposite signs.
+        kappa: Cohen's kappa of the signs: 1 always the same, 0 as often as by chance; None where
+            chance alone would always agree.
+        confusion: Replies by (explicit, judged) sign.
+    """
+
+    steps: int
+    same: float
+    opposite: float
+    kappa: float | None
+    confusion: dict[tuple[int, int], int]
+
+
+def pairs(scored: ScoredSegment) -> list[Pair]:
+    """One for each step with a rating that is believed in full and a verdict."""
+    found: list[Pair] = []
+    for reward in scored.rewards:
+        explicit, judged = _value(reward, "explicit"), _value(reward, "judge")
+        if explicit is not None and judged is not None and reward.credibility == 1.0:
+            found.append(Pair(_sign(explicit), _sign(judged)))
+    return found
+
+
+def agreement(found: Sequence[Pair]) -> Agreement:
+    """What the pairs come to."""
+    counts = Counter((pair.explicit, pair.judged) for pair in found)
+    total = max(1, len(found))
+    same = sum(counts[sign, sign] for sign in SIGNS) / total
+    opposite = (counts[1, -1] + counts[-1, 1]) / total
+    chance = math.fsum(
+        sum(counts[sign, other] for other in SIGNS)
+        * sum(counts[other, sign] for other in SIGNS)
+        / total**2
+        for sign in SIGNS
+    )
+    return Agreement(
+        steps=len(found),
+        same=same,
+        opposite=opposite,
+        kappa=None if chance >= 1.0 or not found else (same - chance) / (1.0 - chance),
+        confusion={(a, b): counts[a, b] for a in SIGNS for b in SIGNS},
+    )
+
+
+def newest(scored: Iterable[ScoredSegment]) -> dict[str, ScoredSegment]:
+    """The highest revision of each segment."""
+    found: dict[str, ScoredSegment] = {}
+    for item in scored:
+        name = item.segment.segment_id
+        if name not in found or found[name].segment.revision <= item.segment.revision:
+            found[name] = item
+    return found
+
+
+@app.command()
+def calibration(
+    ctx: typer.Context,
+    policy: str | None = typer.Option(None, help="Of this policy only."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> None:
+    """Compare the judge's verdicts with people's ratings of the same replies."""
+    from streams.kafka.reading import read_records
+    from streams.serde import build_codec
+    from streams.topics import SCORED
+
+    settings = settings_of(ctx)
+    codec = build_codec(settings.schema_registry_url)
+    found = newest(read_records(settings, SCORED, ScoredSegment, codec)).values()
+    both = [pair for item in found if policy in (None, item.segment.policy) for pair in pairs(item)]
+    result = agreement(both)
+    if as_json:
+        print_json(as_data(result))
+    else:
+        typer.echo("\n".join(as_lines(result)))
+
+
+def as_data(result: Agreement) -> dict[str, Any]:
+    """It for machines."""
+    return {
+        "steps": result.steps,
+        "same": result.same,
+        "opposite": result.opposite,
+        "kappa": result.kappa,
+        "confusion": [
+            {"explicit": WORDS[a], "judged": WORDS[b], "steps": count}
+            for (a, b), count in result.confusion.items()
+        ],
+    }
+
+
+def as_lines(result: Agreement) -> list[str]:
+    """It for people."""
+    if not result.steps:
+        return ["no reply has both a rating and a verdict of the judge"]
+    kappa = "-" if result.kappa is None else f"{result.kappa:.2f}"
+    head = "people say / judge says".ljust(24) + "".join(WORDS[s].rjust(10) for s in SIGNS)
+    rows = [
+        WORDS[a].ljust(24) + "".join(str(result.confusion[a, b]).rjust(10) for b in SIGNS)
+        for a in SIGNS
+    ]
+    return [
+        f"{result.steps} replies with both a rating and a verdict",
+        f"the same: {result.same:.0%}, opposite: {result.opposite:.0%}, kappa {kappa}",
+        "",
+        head,
+        *rows,
+    ]
+
+
+def _value(reward: StepReward, name: str) -> float | None:
+    return next((part.value for part in reward.components if part.name == name), None)
+
+
+def _sign(value: float) -> int:
+    return (value > 0) - (value < 0)
+
+
+__all__ = ["Agreement", "Pair", "agreement", "app", "as_data", "as_lines", "newest", "pairs"]

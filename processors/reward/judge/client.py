@@ -1,0 +1,66 @@
+"""Asks a judge: an OpenAI-compatible endpoint, or a plugin."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+from openai import AsyncOpenAI
+
+from processors.reward.judge.service import Ask
+from processors.reward.judge.verdicts import Question, Rubric, messages, prompt
+from processors.reward.plugins import load_judge
+from streams.errors import SettingsError
+from streams.settings import JudgeSettings
+
+
+def make_ask(settings: JudgeSettings) -> Ask:
+    """What asks the judge that the settings name.
+
+    Raises:
+        SettingsError: They name none, or a plugin that is not installed.
+        PluginError: The plugin cannot be imported.
+    """
+    if settings.plugin is not None:
+        return _Plugin(settings)
+    if settings.url is None:
+        raise SettingsError("judge.url: name an OpenAI-compatible endpoint, or a judge.plugin")
+    return _Endpoint(settings, settings.url)
+
+
+class _Plugin:
+    """A judge of another package."""
+
+    def __init__(self, settings: JudgeSettings) -> None:
+        assert settings.plugin is not None
+        self._judge = load_judge(settings.plugin)
+        self._timeout_s = settings.timeout_ms / 1_000
+
+    async def __call__(self, rubric: Rubric, question: Question) -> str:
+        return await self._judge(prompt(rubric, question), self._timeout_s)
+
+
+class _Endpoint:
+    """A judge behind ``POST <url>/chat/completions``."""
+
+    def __init__(self, settings: JudgeSettings, url: str) -> None:
+        self._settings = settings
+        key = settings.api_key
+        # Tries and timeouts are ours: the library's own would hide failures from the breaker.
+        self._client = AsyncOpenAI(
+            base_url=url,
+            api_key=key.get_secret_value() if key is not None else "none",
+            max_retries=0,
+            timeout=settings.timeout_ms / 1_000,
+        )
+
+    async def __call__(self, rubric: Rubric, question: Question) -> str:
+        answer = await self._client.chat.completions.create(
+            model=self._settings.model,
+            messages=cast(Any, list(messages(rubric, question))),
+            temperature=self._settings.temperature,
+            max_tokens=self._settings.max_tokens,
+        )
+        return answer.choices[0].message.content or ""
+
+
+__all__ = ["make_ask"]

@@ -1,0 +1,151 @@
+"""Judges segments: votes, limits, tries and the breaker. Knows no Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+from processors.reward.judge.breaker import Breaker
+from processors.reward.judge.cache import VerdictCache
+from processors.reward.judge.verdicts import (
+    Question,
+    Rubric,
+    Verdict,
+    failure,
+    judgement,
+    questions,
+    read_vote,
+)
+from processors.reward.plugins import describe
+from streams import metrics as names
+from streams.contracts import FeedbackEvent, TrajectorySegment
+from streams.errors import JudgeError
+from streams.metrics import ProcessorMetrics
+from streams.settings import JudgeSettings
+
+logger = logging.getLogger(__name__)
+
+OUTCOMES = {1: "good", 0: "tie", -1: "bad"}
+
+
+class Ask(Protocol):
+    """Asks the judge once."""
+
+    async def __call__(self, rubric: Rubric, question: Question) -> str:
+        """Its words.
+
+        Raises:
+            Exception: Whatever went wrong.
+        """
+        ...
+
+
+class JudgeService:
+    """Judges the replies of segments.
+
+    Args:
+        settings: Votes, limits and tries.
+        rubric: What the judge goes by.
+        ask: Asks it once.
+        cache: Verdicts given before.
+        metrics: Counters.
+        now_s: A clock that never goes back, seconds.
+        sleep: Waits so many seconds.
+    """
+
+    def __init__(
+        self,
+        settings: JudgeSettings,
+        rubric: Rubric,
+        ask: Ask,
+        cache: VerdictCache,
+        metrics: ProcessorMetrics,
+        *,
+        now_s: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._settings = settings
+        self._rubric = rubric
+        self._ask = ask
+        self._cache = cache
+        self._metrics = metrics
+        self._now_s = now_s
+        self._sleep = sleep
+        self._room = asyncio.Semaphore(settings.concurrency)
+        self._breaker = Breaker(settings.breaker_failures, settings.breaker_pause_ms / 1_000)
+
+    async def judge(self, segment: TrajectorySegment) -> tuple[FeedbackEvent, ...]:
+        """A judgement for each reply of ``segment`` that has none: a verdict, or why not."""
+        asked = questions(segment, self._rubric, self._settings)
+        return tuple(await asyncio.gather(*(self._judgement(segment, q) for q in asked)))
+
+    async def _judgement(self, segment: TrajectorySegment, question: Question) -> FeedbackEvent:
+        verdict = self._cache.get(question.key)
+        if verdict is not None:
+            self._metrics.add(names.JUDGEMENTS, outcome="cached")
+            return judgement(segment, question, verdict, self._settings)
+        try:
+            votes = await asyncio.gather(
+                *(self._vote(question) for _ in range(self._settings.votes))
+            )
+        except JudgeError as error:
+            self._metrics.add(names.JUDGEMENTS, outcome="failed")
+            logger.warning("no verdict on reply %s: %s", question.turn_id, error)
+            return failure(segment, question, str(error), self._settings)
+        verdict = Verdict(tuple(votes))
+        self._cache.put(question.key, verdict)
+        self._metrics.add(names.JUDGEMENTS, outcome=OUTCOMES[verdict.value])
+        return judgement(segment, question, verdict, self._settings)
+
+    async def _vote(self, question: Question) -> int:
+        """One vote.
+
+        Raises:
+            JudgeError: No try gave one.
+        """
+        last = "never asked"
+        for _ in range(self._settings.tries):
+            async with self._room:
+                await self._wait_for_breaker()
+                try:
+                    return read_vote(await self._answer(question))
+                except JudgeError as error:
+                    last = str(error)
+        raise JudgeError(f"{last} (after {self._settings.tries} tries)")
+
+    async def _answer(self, question: Question) -> str:
+        timeout_s = self._settings.timeout_ms / 1_000
+        try:
+            async with asyncio.timeout(timeout_s):
+                answer = await self._ask(self._rubric, question)
+        except TimeoutError:
+            self._failed()
+            raise JudgeError(f"timeout: no answer in {timeout_s:g} s") from None
+        # The library, the network or a plugin may fail in any way; each is a failed try.
+        except Exception as error:
+            self._failed()
+            raise JudgeError(describe(error)) from error
+        self._breaker.succeeded()
+        self._metrics.set(names.JUDGE_BREAKER, 0)
+        return answer
+
+    def _failed(self) -> None:
+        was_open = self._breaker.open
+        self._breaker.failed(self._now_s())
+        self._metrics.set(names.JUDGE_BREAKER, float(self._breaker.open))
+        if self._breaker.open and not was_open:
+            logger.warning(
+                "the judge failed %d times in a row: left alone for %d ms",
+                self._settings.breaker_failures,
+                self._settings.breaker_pause_ms,
+            )
+
+    async def _wait_for_breaker(self) -> None:
+        while (wait_s := self._breaker.wait_s(self._now_s())) > 0:
+            await self._sleep(wait_s)
+
+
+__all__ = ["Ask", "JudgeService"]

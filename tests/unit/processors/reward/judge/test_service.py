@@ -1,0 +1,195 @@
+"""Votes, limits, tries, the breaker and the cache, with a judge that does as told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from processors.reward.judge.breaker import Breaker
+from processors.reward.judge.cache import VerdictCache
+from processors.reward.judge.client import make_ask
+from processors.reward.judge.service import JudgeService
+from processors.reward.judge.verdicts import Question, Rubric, Verdict
+from streams import metrics as names
+from streams.contracts import FeedbackEvent
+from streams.errors import JudgeError, SettingsError
+from streams.metrics import ProcessorMetrics
+from streams.settings import JudgeSettings
+from tests.unit.processors.reward.builders import reply, segment
+
+RUBRIC = Rubric("Judge it.", "digest")
+
+
+class Judge:
+    """Answers as told, and counts how often and how many at a time it was asked."""
+
+    def __init__(self, answer: Callable[[int], str]) -> None:
+        self._answer = answer
+        self.asked = 0
+        self.at_once = 0
+        self._now = 0
+
+    async def __call__(self, rubric: Rubric, question: Question) -> str:
+        self.asked += 1
+        self._now += 1
+        self.at_once = max(self.at_once, self._now)
+        try:
+            await asyncio.sleep(0)
+            return self._answer(self.asked)
+        finally:
+            self._now -= 1
+
+
+class Time:
+    """A clock that moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+        self.slept: list[float] = []
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.now_s += seconds
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Iterator[VerdictCache]:
+    with VerdictCache(tmp_path / "sub" / "judge.db") as made:
+        yield made
+
+
+class Bench:
+    """A service with its clock and its counters."""
+
+    def __init__(self, ask: Any, cache: VerdictCache, **settings: Any) -> None:
+        self.time = Time()
+        self.metrics = ProcessorMetrics("judge")
+        self.service = JudgeService(
+            JudgeSettings(url="http://judge/v1", **settings),
+            RUBRIC,
+            ask,
+            cache,
+            self.metrics,
+            now_s=self.time,
+            sleep=self.time.sleep,
+        )
+
+    async def judge(self, *turns: str) -> tuple[FeedbackEvent, ...]:
+        return await self.service.judge(segment([reply(t, reply=f"text of {t}") for t in turns]))
+
+    def outcomes(self, outcome: str) -> float:
+        return self.metrics.value(names.JUDGEMENTS, outcome=outcome)
+
+
+async def test_three_votes_make_a_verdict(cache: VerdictCache) -> None:
+    judge = Judge(lambda n: f"VERDICT: {-1 if n == 2 else 1}")
+    bench = Bench(judge, cache)
+    (event,) = await bench.judge("a1")
+    assert (event.value, judge.asked) == (1.0, 3)
+    assert bench.outcomes("good") == 1
+
+
+async def test_what_was_judged_is_never_asked_again(cache: VerdictCache) -> None:
+    judge = Judge(lambda n: "VERDICT: -1")
+    first = await Bench(judge, cache).judge("a1", "a2")
+    bench = Bench(judge, cache)
+    assert await bench.judge("a1", "a2") == first
+    assert judge.asked == 6
+    assert bench.outcomes("cached") == 2
+
+
+def test_the_cache_outlives_its_process(tmp_path: Path) -> None:
+    with VerdictCache(tmp_path / "judge.db") as cache:
+        cache.put("k", Verdict((1, 0, -1)))
+    with VerdictCache(tmp_path / "judge.db") as cache:
+        assert cache.get("k") == Verdict((1, 0, -1))
+        assert cache.get("other") is None
+    (tmp_path / "judge.db").write_bytes(b"no database at all" * 100)
+    with pytest.raises(JudgeError, match="cannot be used"):
+        VerdictCache(tmp_path / "judge.db")
+
+
+async def test_no_more_than_so_many_are_asked_at_once(cache: VerdictCache) -> None:
+    judge = Judge(lambda n: "VERDICT: 1")
+    await Bench(judge, cache, concurrency=2).judge("a1", "a2", "a3")
+    assert (judge.asked, judge.at_once) == (9, 2)
+
+
+def down(_: int) -> str:
+    raise ConnectionError("refused")
+
+
+async def test_a_judge_that_fails_gives_a_reason_and_no_verdict(cache: VerdictCache) -> None:
+    bench = Bench(Judge(down), cache, votes=1, breaker_failures=9)
+    (event,) = await bench.judge("a1")
+    assert event.value is None
+    assert event.text == "ConnectionError: refused (after 2 tries)"
+    assert bench.outcomes("failed") == 1
+
+
+async def test_an_answer_without_verdict_is_tried_again(cache: VerdictCache) -> None:
+    judge = Judge(lambda n: "VERDICT: 1" if n == 2 else "I cannot tell.")
+    (event,) = await Bench(judge, cache, votes=1).judge("a1")
+    assert (event.value, judge.asked) == (1.0, 2)
+
+
+async def test_a_judge_that_never_answers_times_out(cache: VerdictCache) -> None:
+    async def silent(rubric: Rubric, question: Question) -> str:
+        await asyncio.Event().wait()
+        return ""
+
+    bench = Bench(silent, cache, votes=1, tries=1, timeout_ms=5)
+    (event,) = await bench.judge("a1")
+    assert event.text == "timeout: no answer in 0.005 s (after 1 tries)"
+
+
+async def test_after_failures_in_a_row_the_judge_is_left_alone_until_it_is_back(
+    cache: VerdictCache,
+) -> None:
+    judge = Judge(lambda n: down(n) if n <= 4 else "VERDICT: 1")
+    bench = Bench(judge, cache, votes=1, tries=9, concurrency=1, breaker_failures=3)
+    (event,) = await bench.judge("a1")
+    assert event.value == 1.0
+    assert bench.time.slept == [60.0, 60.0]
+    assert judge.asked == 5
+    assert bench.metrics.shown(names.JUDGE_BREAKER) == 0
+
+
+def test_one_call_tries_while_the_others_wait() -> None:
+    breaker = Breaker(failures=2, pause_s=10)
+    for _ in range(2):
+        assert breaker.wait_s(0) == 0
+        breaker.failed(0)
+    assert breaker.open
+    assert breaker.wait_s(4) == 6
+    assert breaker.wait_s(10) == 0
+    assert breaker.wait_s(10) == 1
+    breaker.failed(11)
+    assert breaker.wait_s(12) == 9
+    assert breaker.wait_s(21) == 0
+    breaker.succeeded()
+    assert not breaker.open
+    assert breaker.wait_s(21) == 0
+
+
+def test_a_success_ends_a_row_of_failures() -> None:
+    breaker = Breaker(failures=2, pause_s=10)
+    for _ in range(5):
+        breaker.failed(0)
+        breaker.succeeded()
+    assert not breaker.open
+
+
+def test_there_must_be_a_judge_and_only_one() -> None:
+    with pytest.raises(SettingsError, match=r"judge\.url"):
+        make_ask(JudgeSettings())
+    with pytest.raises(ValueError, match="two judges"):
+        JudgeSettings(url="http://j/v1", plugin="p")
