@@ -26,7 +26,7 @@ from typing import Any, Protocol
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from learner.kafka import Outgoing
-from learner.window import Packed, Snapshot, Window
+from learner.window import NEVER, Packed, Snapshot, Uses, Window
 from streams.clock import Clock
 from streams.contracts import (
     TICK_HEADER,
@@ -126,19 +126,19 @@ class Feed:
         self._lock = threading.Lock()
         self._stopping = stopping
         self._failure: ClawstreamError | None = None
-        self._uses_of: Callable[[Iterable[str]], Mapping[str, int]] = lambda _: {}
+        self._uses_of: Callable[[Iterable[str]], Mapping[str, Uses]] = lambda _: {}
         self._thread = threading.Thread(target=self._run, name="learner-feed", daemon=True)
 
     def start(
         self,
         checkpoint: Checkpoint | None,
-        uses_of: Callable[[Iterable[str]], Mapping[str, int]],
+        uses_of: Callable[[Iterable[str]], Mapping[str, Uses]],
     ) -> tuple[SourceRef, ...]:
         """Rebuild the window as of the checkpoint, then read on in the background.
 
         Args:
             checkpoint: Where the newest version left off; None reads from the beginning.
-            uses_of: In how many versions each of some segments was used.
+            uses_of: In which versions each of some segments was used.
 
         Returns:
             Per partition, the first record read as new.
@@ -196,10 +196,10 @@ class Feed:
         with self._lock:
             return Sealed(snapshot=self._window.seal(), positions=self._refs(self._positions))
 
-    def record_use(self, segment_ids: Iterable[str]) -> None:
-        """Count one more use of each of these segments."""
+    def record_use(self, segment_ids: Iterable[str], update: int) -> None:
+        """An update, named by its version's number, used these segments."""
         with self._lock:
-            self._window.record_use(segment_ids)
+            self._window.record_use(segment_ids, update)
 
     def require_version(self, min_version: int) -> None:
         """Segments with a reply by an older version are not usable from now on."""
@@ -327,7 +327,7 @@ class Feed:
     def append(
         self,
         arrived: Sequence[Packed],
-        past_uses: Mapping[str, int],
+        past_uses: Mapping[str, Uses],
         records: Sequence[Any],
         *,
         dead_letters: int,
@@ -336,20 +336,20 @@ class Feed:
 
         Args:
             arrived: What enters the window.
-            past_uses: How often an earlier revision was used, by segment.
+            past_uses: Which versions used an earlier revision, by segment.
             records: The Kafka messages that are done with this.
             dead_letters: How many of them could not be used.
         """
         with self._lock:
             for packed in arrived:
-                uses = past_uses.get(packed.segment_id, 0)
+                uses = past_uses.get(packed.segment_id, NEVER)
                 self._arrivals[self._window.add(packed, past_uses=uses).value] += 1
             for message in records:
                 self._positions[message.partition()] = message.offset() + 1
             self._arrivals["dead_letter"] += dead_letters
 
-    def _past_uses(self, arrived: Sequence[Packed]) -> Mapping[str, int]:
-        """How often versions used the segments of which a revision comes back.
+    def _past_uses(self, arrived: Sequence[Packed]) -> Mapping[str, Uses]:
+        """Which versions used the segments of which a revision comes back.
 
         The window forgets the uses of what leaves it; a start would know them from the
         registry, so a running learner asks as well.

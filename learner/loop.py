@@ -29,8 +29,9 @@ from learner.kafka import KafkaWriter, connect_consumer, connect_writer
 from learner.makeup import IMBALANCE, Limits, MakeUp
 from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
 from learner.schedule import Rules, Schedule, Trigger
+from learner.trackers import AccelerateTrackers, NoTrackers, Trackers
 from learner.warming import Warming, WarmStarted, WarmStartHooks
-from learner.window import Candidate, Window, sample
+from learner.window import Candidate, Uses, Window, sample
 from streams import topics
 from streams.clock import Clock, SystemClock
 from streams.contracts import ModelVersion, ScoredSegment, SourceRef, VersionStatus
@@ -43,7 +44,9 @@ from streams.settings import LearnerSettings, Settings
 log = logging.getLogger(__name__)
 
 STALE_METRIC = "stale/dropped_share"
-"""Explained with the trainer's metrics in ``learner.ppo.diagnostics``."""
+"""Explained with the trainer's metrics in ``learner.ppo.diagnostics``, as are all."""
+TOKENS_METRIC = "batch/tokens"
+EPOCHS_METRIC = "batch/epochs"
 
 _POLL_S = 0.2
 _PROGRESS_MS = 10_000
@@ -146,6 +149,7 @@ class Learner:
         clock: Tells the time.
         stopping: Set from outside to stop; the feed watches it too.
         warming: Learns from labelled examples first; None if there are none.
+        trackers: Where metrics go beside registry and log; nowhere if None.
     """
 
     def __init__(
@@ -160,6 +164,7 @@ class Learner:
         clock: Clock,
         stopping: threading.Event,
         warming: Warming | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self._settings = settings
         self._trainer = trainer
@@ -170,6 +175,7 @@ class Learner:
         self._config_hash = config_hash
         self._clock = clock
         self._stopping = stopping
+        self._trackers = trackers or NoTrackers()
         self._outbox_at_ms = 0
         self._progress = _Progress(clock, settings)
 
@@ -208,6 +214,7 @@ class Learner:
             finished = self._describe(course, trigger, sealed, sealed_at, drawn, trained)
             version = self._publisher.publish(finished)
             _log_update(version, trained, len(drawn), self._clock.now_ms() - sealed_at)
+            self._trackers.log(version)
             # 8. Go on from the new version, or from the one before if it was rejected.
             self._go_on(course, version, finished)
         # 9. Leave nothing unsent, unless stopped: the next start sends it.
@@ -265,8 +272,8 @@ class Learner:
         log.info("resumed policy=%s version=%d", self._settings.policy, checkpoint.version)
         return unpack_rng(checkpoint.rng)
 
-    def _uses_of(self, segment_ids: Any) -> Mapping[str, int]:
-        return self._registry.segment_uses(self._settings.policy, segment_ids)
+    def _uses_of(self, segment_ids: Any) -> Mapping[str, Uses]:
+        return self._registry.versions_using(self._settings.policy, segment_ids)
 
     # One round
 
@@ -339,6 +346,7 @@ class Learner:
         return FinishedUpdate(
             metrics={
                 **trained.metrics,
+                **_speed(trained, self._clock.now_ms() - sealed_at),
                 STALE_METRIC: sealed.snapshot.stale_share,
                 **made_up.metrics(limits),
             },
@@ -365,7 +373,8 @@ class Learner:
             course.good = finished.after
         course.since = finished.positions
         course.published += 1
-        self._feed.record_use(c.scored.segment.segment_id for c in finished.used)
+        used = [c.scored.segment.segment_id for c in finished.used]
+        self._feed.record_use(used, version.version)
         self._drop_stale()
 
     # The outbox
@@ -414,6 +423,7 @@ def run(
         artifacts.claim(settings.learner.policy),
         Registry.open(settings.effective_registry_url) as registry,
     ):
+        trackers = make_trackers(settings)
         trainer = make_trainer(settings)
         feed = _make_feed(settings, links)
         config_hash = settings_hash(settings.learner, settings.model)
@@ -440,11 +450,30 @@ def run(
             clock=links.clock,
             stopping=stopping,
             warming=warming,
+            trackers=trackers,
         )
         try:
             return learner.warm() if warm_start_only else learner.run()
         finally:
             feed.stop()
+            trackers.close()
+
+
+def make_trackers(settings: Settings) -> Trackers:
+    """The trackers that the settings name.
+
+    Raises:
+        SettingsError: One of them cannot be used.
+    """
+    learner = settings.learner
+    if not learner.trackers:
+        return NoTrackers()
+    return AccelerateTrackers(
+        learner.trackers,
+        run=learner.policy,
+        folder=learner.tracker_dir or settings.data_dir / "trackers",
+        settings=learner.model_dump(mode="json"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -472,6 +501,7 @@ def _make_feed(settings: Settings, links: _Links) -> Feed:
         max_segments=learner.window_segments,
         max_tokens=learner.window_tokens,
         max_uses=learner.max_updates_per_segment,
+        max_session_uses=learner.max_updates_per_session,
         teaches=partial(teaches, source=learner.hint),
     )
     return Feed(
@@ -545,6 +575,13 @@ class _Progress:
             status.segments, status.tokens, math.ceil(status.held_bytes / 1_000),
             dict(sorted(status.arrivals.items())),
         )  # fmt: skip
+
+
+def _speed(trained: Trained, took_ms: int) -> dict[str, float]:
+    tokens, seconds = trained.metrics.get(TOKENS_METRIC, 0.0), max(took_ms, 0) / 1e3
+    epochs = trained.metrics.get(EPOCHS_METRIC, 1.0)
+    per_second = epochs * tokens / seconds if seconds else 0.0
+    return {"charts/update_s": seconds, "charts/SPS": per_second}
 
 
 def _log_update(version: ModelVersion, trained: Trained, sampled: int, took_ms: int) -> None:

@@ -12,7 +12,8 @@ changes neither, of a segment that updates may have seen, takes its place quietl
 not hurry for it. A revision inherits the uses of its predecessor, so that late feedback does
 not lift the limit of updates on the same replies.
 
-A segment here is *usable* while it was used in fewer than ``max_uses`` updates and none of its
+A segment here is *usable* while it was used in fewer than ``max_uses`` updates, the segments of
+its session that are here in fewer than ``max_session_uses``, and none of its
 replies is by a version older than ``require_version`` asked for; only usable segments count as
 new and are sampled. The others keep their place: a rollback can make them usable again.
 
@@ -32,6 +33,7 @@ import hashlib
 import json
 import random
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -71,6 +73,7 @@ class Packed:
     Attributes:
         ref: Where it was read.
         segment_id: Of the segment.
+        session_id: Of the segment.
         revision: Of the segment.
         teaches: Whether there is anything to learn from it.
         tokens: As `segment_tokens` counts them; 0 if it teaches nothing.
@@ -81,6 +84,7 @@ class Packed:
 
     ref: SourceRef
     segment_id: str
+    session_id: str
     revision: int
     teaches: bool
     tokens: int
@@ -100,6 +104,7 @@ def pack(ref: SourceRef, scored: ScoredSegment, teaches: Callable[[ScoredSegment
     return Packed(
         ref=ref,
         segment_id=segment.segment_id,
+        session_id=segment.session_id,
         revision=segment.revision,
         teaches=useful,
         tokens=segment_tokens(scored) if useful else 0,
@@ -122,12 +127,18 @@ class Snapshot:
     stale_share: float
 
 
+Uses = frozenset[int]
+"""The updates that used a segment, by the number of the version that came of each."""
+
+NEVER: Uses = frozenset()
+
+
 @dataclass(slots=True)
 class _Held:
     packed: Packed
     order: int
     news: bool
-    uses: int
+    uses: Uses
 
     @property
     def ref(self) -> SourceRef:
@@ -148,6 +159,8 @@ class Window:
         max_segments: Trainable segments kept, and marks kept beside them.
         max_tokens: Soft cap: the oldest go while there are more, but the newest stays.
         max_uses: A segment used in this many updates is not sampled again.
+        max_session_uses: Nor is any segment of a session whose segments here were used in this
+            many different updates; no such limit if None.
         teaches: Whether there is anything to learn from a segment; the scorer's ``trainable``
             if None.
     """
@@ -158,11 +171,15 @@ class Window:
         max_segments: int,
         max_tokens: int,
         max_uses: int,
+        max_session_uses: int | None = None,
         teaches: Callable[[ScoredSegment], bool] | None = None,
     ) -> None:
         self._max_segments = max_segments
         self._max_tokens = max_tokens
         self._max_uses = max_uses
+        self._max_session_uses = max_session_uses
+        # For each session, how many of its segments here each update used.
+        self._sessions: dict[str, Counter[int]] = {}
         self._teaches = teaches or _trainable
         self._held: dict[str, _Held] = {}
         self._marks: dict[str, _Mark] = {}
@@ -203,12 +220,12 @@ class Window:
         """An arrival, ready to be added. Changes nothing here; any thread may call it."""
         return pack(ref, scored, self._teaches)
 
-    def add(self, packed: Packed, *, past_uses: int = 0) -> Arrival:
+    def add(self, packed: Packed, *, past_uses: Uses = NEVER) -> Arrival:
         """Take in one arrival; equal and lower revisions than the one known change nothing.
 
         Args:
             packed: The arrival.
-            past_uses: In how many updates an earlier revision was used, if none is here.
+            past_uses: Which updates used an earlier revision, if none is here.
         """
         if packed.revision <= self._known_revision(packed.segment_id):
             return Arrival.STALE
@@ -228,16 +245,21 @@ class Window:
         """Segments with a reply by an older version are not usable from now on."""
         self._min_version = min_version
 
-    def record_use(self, segment_ids: Iterable[str]) -> None:
-        """Count one more use of each segment that is still here."""
+    def record_use(self, segment_ids: Iterable[str], update: int) -> None:
+        """An update used these segments; of those that are still here it counts.
+
+        Args:
+            segment_ids: Which.
+            update: The number of the version that came of it.
+        """
         for segment_id in segment_ids:
             if segment_id in self._held:
-                self._held[segment_id].uses += 1
+                self._set_uses(self._held[segment_id], self._held[segment_id].uses | {update})
 
-    def restore_uses(self, uses: Mapping[str, int]) -> None:
+    def restore_uses(self, uses: Mapping[str, Uses]) -> None:
         """Set the uses of segments from an earlier life; the absent were never used."""
         for segment_id, held in self._held.items():
-            held.uses = uses.get(segment_id, 0)
+            self._set_uses(held, uses.get(segment_id, NEVER))
 
     def segment_ids(self) -> tuple[str, ...]:
         """The ids of the segments here, oldest first."""
@@ -256,7 +278,26 @@ class Window:
         )
 
     def _usable(self, held: _Held) -> bool:
-        return held.uses < self._max_uses and not self._stale(held)
+        return (
+            len(held.uses) < self._max_uses
+            and not self._stale(held)
+            and not self._is_spent(held.packed.session_id)
+        )
+
+    def _is_spent(self, session_id: str) -> bool:
+        limit = self._max_session_uses
+        return limit is not None and len(self._sessions.get(session_id, ())) >= limit
+
+    def _set_uses(self, held: _Held, uses: Uses) -> None:
+        """Keep the session's count in step with what its segments here were used in."""
+        of_session = self._sessions.setdefault(held.packed.session_id, Counter())
+        of_session.subtract(held.uses)
+        of_session.update(uses)
+        held.uses = uses
+        for update in [update for update, count in of_session.items() if not count]:
+            del of_session[update]
+        if not of_session:
+            del self._sessions[held.packed.session_id]
 
     def _stale(self, held: _Held) -> bool:
         oldest = held.packed.oldest_version
@@ -281,6 +322,9 @@ class Window:
         held = self._held.pop(segment_id, None)
         if held is not None:
             self._count(held.packed, -1)
+            uses = held.uses
+            self._set_uses(held, NEVER)
+            held.uses = uses
         return held
 
     def _mark(self, packed: Packed) -> None:
@@ -288,8 +332,9 @@ class Window:
         if len(self._marks) > self._max_segments:
             del self._marks[next(iter(self._marks))]
 
-    def _hold(self, packed: Packed, *, uses: int, news: bool) -> None:
-        self._held[packed.segment_id] = _Held(packed, self._order, news, uses)
+    def _hold(self, packed: Packed, *, uses: Uses, news: bool) -> None:
+        held = self._held[packed.segment_id] = _Held(packed, self._order, news, NEVER)
+        self._set_uses(held, uses)
         self._count(packed, 1)
         while self._over_caps():
             self._remove(next(iter(self._held)))

@@ -255,12 +255,17 @@ class JudgeSettings(Section):
 
 
 class ModelSettings(Section):
-    """The base model, shared by learner and policy server."""
+    """The base model, shared by learner and policy server.
+
+    ``cuda_memory_fraction`` bounds what a process may take of a GPU's memory, so that learner
+    and policy server can share one.
+    """
 
     base: str = "smollm2-135m"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     num_threads: NonNegativeInt = 0
+    cuda_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     lora_rank: PositiveInt = 8
     lora_alpha: PositiveFloat = 16.0
     lora_first_layer: NonNegativeInt = 0
@@ -397,6 +402,8 @@ class ServeSettings(Section):
 class GatewaySettings(Section):
     """The HTTP front door.
 
+    ``outcomes`` says what each named outcome is worth (docs/front-ends.md).
+
     ``request_timeout_ms`` bounds each wait for the policy server or a client: for its next
     bytes, or until it takes ours. Larger requests than ``max_body_bytes`` are refused.
     """
@@ -411,6 +418,9 @@ class GatewaySettings(Section):
     request_timeout_ms: PositiveInt = 120_000
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     api_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    outcomes: dict[str, Annotated[float, Field(ge=-1, le=1)]] = Field(
+        default_factory=lambda: {"bought": 1.0, "solved": 1.0, "unsolved": -1.0, "returned": -1.0}
+    )
 
 
 class DemoSettings(Section):

@@ -160,7 +160,7 @@ class Course:
         if trained is None:
             return None
         self._version += 1
-        self._window.record_use(trained.used)
+        self._window.record_use(trained.used, self._version)
         self._window.require_version(self._version - self._settings.max_version_gap)
         return trained.metrics[_KL]
 

@@ -31,7 +31,7 @@ from learner.feed import Feed
 from learner.kafka import Outgoing
 from learner.model import load_base
 from learner.trainer import PpoTrainer
-from learner.window import Packed, Window, sample
+from learner.window import Packed, Uses, Window, sample
 from streams.bench.machine import describe_machine
 from streams.bench.report import Goal, Report, percentile
 from streams.clock import SystemClock
@@ -229,7 +229,7 @@ class _TimedFeed(Feed):
     def append(
         self,
         arrived: Sequence[Packed],
-        past_uses: Mapping[str, int],
+        past_uses: Mapping[str, Uses],
         records: Sequence[Any],
         *,
         dead_letters: int,

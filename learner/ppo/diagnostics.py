@@ -1,8 +1,8 @@
 """What an update reports, each number explained in one place.
 
 Names follow CleanRL where it has them, so that people can read them without a legend; the
-legend is `METRICS` all the same. Where a number is called KL, its estimator and its two
-policies are in its explanation; all are nats per token.
+legend is `METRICS` all the same. `TRL` has what TRL calls them. Where a number is called KL, its
+estimator and its two policies are in its explanation; all are nats per token.
 """
 
 from __future__ import annotations
@@ -20,6 +20,11 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "charts/value_learning_rate": "Learning rate of the value head in this update.",
         "charts/optimizer_step": "Optimizer steps made since training began.",
         "charts/updates": "Updates made since training began, this one included.",
+        "charts/SPS": (
+            "Tokens trained on per second of the update, scoring and all epochs included; 0 if it "
+            "took no measurable time."
+        ),
+        "charts/update_s": "Seconds the update took, from the sample drawn to the new weights.",
         "losses/policy_loss": (
             "Clipped policy objective, importance weights included; mean per token over all "
             "minibatches of the update. Its sign says little: it starts near 0 with whitened "
@@ -179,6 +184,53 @@ METRICS: Mapping[str, str] = MappingProxyType(
 """Every key an update may report, and what it means."""
 
 
+TRL: Mapping[str, tuple[str, float]] = MappingProxyType(
+    {
+        # PPOTrainer
+        "objective/kl": ("kl/reference_k1_per_sample", 1.0),
+        "objective/non_score_reward": ("rewards/kl_penalty", -1.0),
+        "objective/scores": ("rewards/mean", 1.0),
+        "policy/approxkl_avg": ("losses/approx_kl", 1.0),
+        "policy/clipfrac_avg": ("losses/clipfrac", 1.0),
+        "policy/entropy_avg": ("losses/entropy", 1.0),
+        "loss/policy_avg": ("losses/policy_loss", 1.0),
+        "loss/value_avg": ("losses/value_loss", 1.0),
+        "val/clipfrac_avg": ("losses/value_clipfrac", 1.0),
+        "lr": ("charts/learning_rate", 1.0),
+        # GRPOTrainer
+        "kl": ("kl/reference_k3", 1.0),
+        "entropy": ("losses/entropy", 1.0),
+        "reward": ("rewards/mean", 1.0),
+        "clip_ratio/region_mean": ("losses/clipfrac", 1.0),
+        "grad_norm": ("losses/grad_norm", 1.0),
+        "sampling/importance_sampling_ratio/mean": ("stale/importance_weight", 1.0),
+    }
+)
+"""Names of TRL (1.12 PPOTrainer, 1.16 GRPOTrainer) for metrics of ours: which, times what.
+
+The same quantity, with three differences: TRL's scores are per conversation, ours per reply;
+its approxkl is estimator k2, ours k3; its entropy is that of the training pass, ours that of the
+policy before the update.
+"""
+
+
+def trl_metrics(metrics: Mapping[str, float]) -> dict[str, float]:
+    """What there is of `metrics`, under TRL's names."""
+    return {name: factor * metrics[ours] for name, (ours, factor) in TRL.items() if ours in metrics}
+
+
+def render_table() -> str:
+    """All metrics as a table in Markdown: our name, TRL's, and what it says."""
+    theirs = {
+        ours: [name for name, (of, _) in TRL.items() if of == ours] for ours, _ in TRL.values()
+    }
+    rows = [
+        f"| `{name}` | {', '.join(f'`{one}`' for one in theirs.get(name, ()))} | {meaning} |\n"
+        for name, meaning in METRICS.items()
+    ]
+    return "| name | in TRL | what it says |\n|---|---|---|\n" + "".join(rows)
+
+
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float | None:
     """``1 - Var(R - V) / Var(R)`` over `mask`; None if all returns are equal.
 
@@ -205,4 +257,11 @@ def effective_sample_size(weights: Tensor, mask: Tensor) -> float:
     return square_of_mean / mean_of_squares if mean_of_squares > 0.0 else 1.0
 
 
-__all__ = ["METRICS", "effective_sample_size", "explained_variance"]
+__all__ = [
+    "METRICS",
+    "TRL",
+    "effective_sample_size",
+    "explained_variance",
+    "render_table",
+    "trl_metrics",
+]

@@ -219,18 +219,17 @@ class Registry:
             rows = session.execute(query)
             return tuple(SegmentUse(segment_id=i, revision=revision) for i, revision in rows)
 
-    def segment_uses(self, policy: str, segment_ids: Iterable[str]) -> dict[str, int]:
-        """In how many versions of a policy each of the segments was used; absent if in none."""
-        uses: dict[str, int] = {}
-        with self._read("count the uses of segments") as session:
+    def versions_using(self, policy: str, segment_ids: Iterable[str]) -> dict[str, frozenset[int]]:
+        """Which versions of a policy used each of the segments; absent if none did."""
+        found: dict[str, set[int]] = {}
+        with self._read("look up who used segments") as session:
             for chunk in _chunks(segment_ids):
-                query = (
-                    select(LineageRow.segment_id, func.count().label("uses"))
-                    .where(LineageRow.policy == policy, LineageRow.segment_id.in_(chunk))
-                    .group_by(LineageRow.segment_id)
+                query = select(LineageRow.segment_id, LineageRow.version).where(
+                    LineageRow.policy == policy, LineageRow.segment_id.in_(chunk)
                 )
-                uses |= {row.segment_id: row.uses for row in session.execute(query)}
-        return uses
+                for row in session.execute(query):
+                    found.setdefault(row.segment_id, set()).add(row.version)
+        return {segment_id: frozenset(versions) for segment_id, versions in found.items()}
 
     def latest_checkpoint(self, policy: str) -> Checkpoint | None:
         """What the learner of a policy resumes from; None if it starts anew."""

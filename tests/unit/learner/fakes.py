@@ -19,7 +19,7 @@ from learner.kafka import Outgoing
 from learner.loop import Trained
 from learner.publish import KL_METRIC, BaseIdentity, FinishedUpdate
 from learner.warming import WarmStarted, WarmStartHooks
-from learner.window import Arrival, Candidate, Packed, Window, pack
+from learner.window import NEVER, Arrival, Candidate, Packed, Uses, Window, pack
 from streams.contracts import (
     TICK_HEADER,
     ClosedBy,
@@ -54,6 +54,7 @@ def scored(
     tokens: int = 4,
     reward: float = 1.0,
     policy_version: int | None = None,
+    session: str | None = None,
 ) -> ScoredSegment:
     """A segment of one step with ``tokens`` reply tokens."""
     step = Step(
@@ -66,7 +67,7 @@ def scored(
     segment = TrajectorySegment(
         segment_id=segment_id,
         revision=revision,
-        session_id=f"session-{segment_id}",
+        session_id=session or f"session-{segment_id}",
         source="test",
         ordinal=0,
         closed_by=ClosedBy.END,
@@ -217,7 +218,9 @@ def packed(ids: Iterable[str]) -> tuple[Packed, ...]:
     return tuple(pack(c.ref, c.scored, lambda _: True) for c in candidates(ids))
 
 
-def add(window: Window, ref: SourceRef, segment: ScoredSegment, *, past_uses: int = 0) -> Arrival:
+def add(
+    window: Window, ref: SourceRef, segment: ScoredSegment, *, past_uses: Uses = NEVER
+) -> Arrival:
     """Let a segment arrive in a window."""
     return window.add(window.pack(ref, segment), past_uses=past_uses)
 

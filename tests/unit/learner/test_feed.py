@@ -46,7 +46,9 @@ class Bench:
     def start(self, checkpoint: Checkpoint | None = None, *, low: int = 0) -> tuple[SourceRef, ...]:
         """Start a feed; where it begins."""
         self.feed = self.make(low=low)
-        return self.feed.start(checkpoint, lambda ids: dict.fromkeys(ids, self.uses))
+        return self.feed.start(
+            checkpoint, lambda ids: dict.fromkeys(ids, frozenset(range(self.uses)))
+        )
 
     def make(self, *, low: int = 0) -> Feed:
         """A feed over the log, not started."""
@@ -131,7 +133,7 @@ def test_restored_segments_keep_their_uses(bench: Bench) -> None:
     bench.log.append(encoded(scored("a")))
     bench.start(checkpoint(1, [0]))
     assert bench.feed is not None
-    bench.feed.record_use(["a"])
+    bench.feed.record_use(["a"], 9)
     assert bench.feed.status().available_segments == 0
 
 

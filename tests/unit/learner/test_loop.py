@@ -23,6 +23,7 @@ from learner.loop import (
     run,
 )
 from learner.publish import Publisher, settings_hash
+from learner.trackers import Trackers
 from learner.warming import Warming
 from learner.window import Arrival, Window
 from streams.clock import ManualClock
@@ -66,6 +67,7 @@ class Bench:
         self.writer = FakeWriter()
         self.clock = ManualClock(1_000_000)
         self.stopping = threading.Event()
+        self.trackers: Trackers | None = None
 
     def arrive(self, *segments: ScoredSegment) -> None:
         """Append segments to the log."""
@@ -89,6 +91,7 @@ class Bench:
                 max_segments=settings.window_segments,
                 max_tokens=settings.window_tokens,
                 max_uses=settings.max_updates_per_segment,
+                max_session_uses=settings.max_updates_per_session,
             ),
             codec=build_codec(),
             writer=self.writer,
@@ -130,6 +133,7 @@ class Bench:
             clock=self.clock,
             stopping=self.stopping,
             warming=warming,
+            trackers=self.trackers,
         )
 
         def run_to_its_end() -> int:
@@ -329,9 +333,21 @@ def test_a_segment_is_used_no_more_often_than_allowed_across_restarts(bench: Ben
     for first in (10, 20, 30):
         bench.arrive(*segments(*range(first, first + 4)))
         bench.run(FakeTrainer(), max_updates_per_segment=1, batch_segments=100)
-    uses = bench.registry.segment_uses("default", [f"s{n}" for n in range(40)])
-    assert set(uses.values()) == {1}
+    uses = bench.registry.versions_using("default", [f"s{n}" for n in range(40)])
+    assert all(len(versions) == 1 for versions in uses.values())
     assert len(uses) == 15
+
+
+def test_a_session_is_used_no_more_often_than_allowed_across_restarts(bench: Bench) -> None:
+    """Whichever of its segments an update drew, and however often the learner begins anew."""
+    bench.arrive(*(scored(f"a{n}", session="long") for n in range(3)))
+    for round_ in range(4):
+        bench.arrive(*(scored(f"b{round_}{n}") for n in range(4)))
+        bench.run(FakeTrainer(), max_updates_per_session=2, batch_segments=100)
+    used = [{use.segment_id for use in bench.registry.lineage("default", n)} for n in (1, 2, 3, 4)]
+    long = {"a0", "a1", "a2"}
+    assert [long <= of_one for of_one in used] == [True, True, False, False]
+    assert not long & (used[2] | used[3])
 
 
 def test_replies_of_old_versions_are_not_trained_on(bench: Bench) -> None:
@@ -684,7 +700,12 @@ def test_the_window_admits_words_where_the_mode_learns_from_them(
     assert found is (Arrival.ADDED if admitted else Arrival.UNTRAINABLE)
     # The caps are those of the settings.
     for offset in range(1, 4):
-        add(feed._window, at(offset), scored(f"s{offset}", tokens=4), past_uses=2 * (offset == 3))
+        add(
+            feed._window,
+            at(offset),
+            scored(f"s{offset}", tokens=4),
+            past_uses=frozenset(range(2 * (offset == 3))),
+        )
     assert (len(feed._window), feed._window.tokens) == (2, 8)
     assert feed._window.available_segments == 1
     assert feed._policy == "npc"

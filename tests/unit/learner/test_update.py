@@ -540,6 +540,8 @@ def test_every_metric_is_explained_and_finite(model_settings: ModelSettings) -> 
     assert METRICS.keys() - metrics.keys() - elsewhere == {
         "batch/turns_interrupted",
         "batch/turns_too_long",
+        "charts/SPS",
+        "charts/update_s",
         "stale/dropped_share",
     }
     assert metrics.keys() <= METRICS.keys()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import gc
 import random
 import tracemalloc
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from learner.window import Arrival, Candidate, Snapshot, Window, sample, segment
 from streams.contracts import Message, Role, ScoredSegment, SourceRef, StepReward
 from tests.unit.learner.fakes import add, at, packed, scored
 
-MAX_SEGMENTS, MAX_TOKENS, MAX_USES = 4, 40, 2
+MAX_SEGMENTS, MAX_TOKENS, MAX_USES, MAX_SESSION_USES = 4, 40, 2, 3
 
 
 def window(**changes: int) -> Window:
@@ -26,6 +26,7 @@ def window(**changes: int) -> Window:
         max_segments=limits["max_segments"],
         max_tokens=limits["max_tokens"],
         max_uses=limits["max_uses"],
+        max_session_uses=limits.get("max_session_uses"),
     )
 
 
@@ -40,7 +41,7 @@ class Naive:
     held: list[tuple[SourceRef, ScoredSegment]] = field(default_factory=list)
     marks: list[tuple[SourceRef, ScoredSegment]] = field(default_factory=list)
     unsealed: set[SourceRef] = field(default_factory=set)
-    uses: Counter[str] = field(default_factory=Counter)
+    uses: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
     added: list[SourceRef] = field(default_factory=list)
     min_version: int = 0
 
@@ -50,7 +51,11 @@ class Naive:
     def _usable(self, new: ScoredSegment) -> bool:
         (version,) = {step.policy_version for step in new.segment.steps}
         fresh = version is None or version >= self.min_version
-        return fresh and self.uses[new.segment.segment_id] < MAX_USES
+        rested = len(self.uses[new.segment.segment_id]) < MAX_USES
+        session = new.segment.session_id
+        of_session = [s.segment.segment_id for _, s in self.held if s.segment.session_id == session]
+        used = set().union(*(self.uses[segment_id] for segment_id in of_session))
+        return fresh and rested and len(used) < MAX_SESSION_USES
 
     def add(self, ref: SourceRef, new: ScoredSegment) -> None:
         segment = new.segment
@@ -73,7 +78,8 @@ class Naive:
         while len(self.held) > 1 and sum(segment_tokens(s) for _, s in self.held) > MAX_TOKENS:
             self.held.pop(0)
         here = {s.segment.segment_id for _, s in self.held}
-        self.uses = Counter({i: n for i, n in self.uses.items() if i in here})
+        for gone in self.uses.keys() - here:
+            del self.uses[gone]
 
     def stale_share(self) -> float:
         tokens = [(segment_tokens(s), s.segment.steps[0].policy_version) for _, s in self.held]
@@ -106,7 +112,7 @@ OPERATIONS = st.lists(
 
 @given(OPERATIONS)
 def test_behaves_as_the_naive_model(operations: list[tuple[object, ...]]) -> None:
-    real, naive = window(), Naive()
+    real, naive = window(max_session_uses=MAX_SESSION_USES), Naive()
     for offset, operation in enumerate(operations):
         match operation:
             case ("add", *_):
@@ -125,8 +131,9 @@ def test_behaves_as_the_naive_model(operations: list[tuple[object, ...]]) -> Non
                 naive.min_version = version
             case _:
                 used = real.segment_ids()[:2]
-                real.record_use(used)
-                naive.uses.update(used)
+                real.record_use(used, offset)
+                for segment_id in used:
+                    naive.uses[segment_id].add(offset)
         assert len(real) == len(naive.held)
         assert real.tokens == sum(segment_tokens(s) for _, s in naive.held)
         assert real.new_segments == _news(naive)
@@ -146,6 +153,7 @@ def _arrival(operation: Any) -> ScoredSegment:
         tokens=tokens,
         policy_version=version,
         reward=reward,
+        session=f"session-{number % 3}",
     )
 
 
@@ -181,7 +189,7 @@ def test_a_later_revision_is_news_if_its_rewards_changed(reward: float, news: in
     add(held, at(0), scored("a"))
     add(held, at(1), scored("b"))
     held.seal()
-    held.record_use(["a"])
+    held.record_use(["a"], 1)
     assert add(held, at(2), scored("a", revision=1, reward=reward)) is Arrival.REPLACED
     assert held.new_segments == news
     snapshot = held.seal()
@@ -223,11 +231,11 @@ def test_what_teaches_is_the_owners_to_say() -> None:
 
 def test_uses_of_one_that_comes_back_are_told() -> None:
     held = window()
-    add(held, at(0), scored("a", revision=1), past_uses=MAX_USES)
-    add(held, at(1), scored("b", revision=1), past_uses=MAX_USES - 1)
+    add(held, at(0), scored("a", revision=1), past_uses=frozenset(range(MAX_USES)))
+    add(held, at(1), scored("b", revision=1), past_uses=frozenset(range(MAX_USES - 1)))
     assert (held.available_segments, held.new_segments) == (1, 1)
     # What is here knows better.
-    add(held, at(2), scored("b", revision=2), past_uses=MAX_USES)
+    add(held, at(2), scored("b", revision=2), past_uses=frozenset(range(MAX_USES)))
     assert held.available_segments == 1
     assert ("a" in held, "c" in held) == (True, False)
 
@@ -292,7 +300,7 @@ def test_a_snapshot_does_not_change() -> None:
     add(held, at(0), scored("a"))
     snapshot = held.seal()
     add(held, at(1), scored("a", revision=1))
-    held.record_use(["a"])
+    held.record_use(["a"], 1)
     assert [c.open() for c in snapshot.candidates] == [Candidate(ref=at(0), scored=scored("a"))]
 
 
@@ -300,7 +308,7 @@ def test_a_used_up_segment_is_neither_sampled_nor_news() -> None:
     held = window()
     add(held, at(0), scored("a"))
     add(held, at(1), scored("b"))
-    held.restore_uses({"a": MAX_USES})
+    held.restore_uses({"a": frozenset(range(MAX_USES))})
     assert (held.available_segments, held.new_segments) == (1, 1)
     assert [c.ref for c in held.seal().candidates] == [at(1)]
 
@@ -308,7 +316,7 @@ def test_a_used_up_segment_is_neither_sampled_nor_news() -> None:
 def test_segments_that_no_version_used_are_restored_unused() -> None:
     held = window(max_uses=1)
     add(held, at(0), scored("a"))
-    held.restore_uses({"b": 1})
+    held.restore_uses({"b": frozenset({1})})
     assert held.available_segments == 1
 
 
@@ -330,10 +338,29 @@ def test_a_stale_segment_is_not_sampled_until_its_version_is_near_again() -> Non
     assert alone.seal().stale_share == 1.0
 
 
+def test_a_session_is_spent_by_updates_whichever_of_its_segments_they_used() -> None:
+    held = window(max_session_uses=2)
+    for offset, name in enumerate("abc"):
+        add(held, at(offset), scored(name, session="one" if name < "c" else "other"))
+    held.record_use(["a", "b", "c"], 1)
+    assert held.available_segments == 3
+    held.record_use(["b"], 2)
+    assert ids(held.seal()) == ["c"]
+    # What came later is the session's as well, until what was used has left.
+    add(held, at(3), scored("d", session="one"))
+    assert (ids(held.seal()), held.new_segments) == (["c"], 0)
+    add(held, at(4), scored("b", revision=1, trainable=False))
+    assert ids(held.seal()) == ["a", "c", "d"]
+    held.restore_uses({"a": frozenset({7}), "d": frozenset({8})})
+    assert ids(held.seal()) == ["c"]
+    held.restore_uses({"a": frozenset({7}), "d": frozenset({7})})
+    assert ids(held.seal()) == ["a", "c", "d"]
+
+
 def test_uses_follow_a_revision() -> None:
     held = window(max_uses=1)
     add(held, at(0), scored("a"))
-    held.record_use(["a", "gone"])
+    held.record_use(["a", "gone"], 1)
     add(held, at(1), scored("a", revision=1, reward=-1.0))
     assert (held.available_segments, held.new_segments) == (0, 0)
 
@@ -425,7 +452,7 @@ def test_memory_is_flat_while_segments_come_and_go() -> None:
         for number in range(first, first + 200):
             segment = replace(whole.segment, segment_id=f"s{number}")
             add(held, at(number), replace(whole, segment=segment, trainable=number % 4 > 0))
-            held.record_use(held.segment_ids()[:1])
+            held.record_use(held.segment_ids()[:1], number)
         held.seal()
         assert len(held) == 50
         assert held.tokens == 50 * 50

@@ -54,7 +54,7 @@ def test_an_empty_registry_knows_nothing(registry: Registry) -> None:
     assert registry.newest_good("default") is None
     assert registry.latest_checkpoint("default") is None
     assert registry.unpublished() == ()
-    assert registry.segment_uses("default", ["a"]) == {}
+    assert registry.versions_using("default", ["a"]) == {}
 
 
 def test_going_live_moves_the_alias_and_retires_the_one_before(registry: Registry) -> None:
@@ -185,12 +185,15 @@ def test_policies_have_their_own_numbers_and_aliases(registry: Registry) -> None
     assert len(registry.unpublished("npc")) == 2
 
 
-def test_uses_are_counted_over_versions_of_one_policy(registry: Registry) -> None:
+def test_users_of_segments_are_found_among_the_versions_of_one_policy(registry: Registry) -> None:
     registry.record(version(1), lineage=LINEAGE)
     registry.record(version(2), lineage=LINEAGE[:1])
     registry.record(version(1, policy="npc"), lineage=LINEAGE)
     many = ["a", "b", *(f"x{n}" for n in range(1_200))]
-    assert registry.segment_uses("default", many) == {"a": 2, "b": 1}
+    assert registry.versions_using("default", many) == {
+        "a": frozenset({1, 2}),
+        "b": frozenset({1}),
+    }
 
 
 def test_only_checkpoints_are_pruned(registry: Registry) -> None:
