@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from learner.ppo.diagnostics import render_table as render_learner_table
 from processors.feedback_align.machine import render_diagram
 from processors.reward.figure import render as render_implicit
 from streams.metrics import render_table
 from streams.settings import RewardSettings
 
 FOLDER = Path(__file__).parent
-_PART = re.compile(r"(<!-- generated: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+_PART = re.compile(r"(<!-- generated: ([\w ]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def _diagram() -> str:
@@ -29,7 +30,11 @@ def _implicit() -> str:
     return render_implicit(RewardSettings())
 
 
-PARTS: Mapping[str, Callable[[], str]] = {"lives": _diagram, "metrics": render_table}
+PARTS: Mapping[str, Callable[[], str]] = {
+    "lives": _diagram,
+    "metrics": render_table,
+    "learner metrics": render_learner_table,
+}
 FIGURES: Mapping[str, Callable[[], str]] = {"implicit.svg": _implicit}
 
 

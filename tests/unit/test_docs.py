@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from learner.ppo.diagnostics import METRICS, TRL
 from processors.feedback_align.machine import TRANSITIONS
 from streams import metrics as names
 from streams.metrics import ALL, Metric
@@ -54,6 +55,13 @@ def test_the_diagram_has_every_transition() -> None:
     drawn = re.findall(r"^ +(\w+) --> (\w+): (\w+)$", page, re.MULTILINE)
     table = [(str(a), str(b), str(trigger)) for (a, trigger), b in TRANSITIONS.items()]
     assert sorted(drawn) == sorted(table)
+
+
+def test_every_metric_of_the_learner_is_explained_on_the_page() -> None:
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([\w/]+)` \| [^|]*\| (.*) \|$", page, re.MULTILINE))
+    assert {name: rows.get(name) for name in METRICS} == dict(METRICS)
+    assert [name for name in TRL if f"`{name}`" not in page] == []
 
 
 def test_every_metric_is_set_somewhere_and_listed() -> None:
