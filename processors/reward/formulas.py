@@ -38,6 +38,7 @@ from streams.contracts import (
     StepReward,
     TrajectorySegment,
 )
+from streams.outcomes import NAME_ATTRIBUTE
 from streams.settings import RewardSettings
 
 FORMULA_ID = "composite-2"
@@ -337,7 +338,9 @@ def business(step: Step, context: StepContext, settings: RewardSettings) -> Rewa
     evidence: tuple[str, ...] = ()
     if outcomes:
         item, value = outcomes[-1]
-        evidence = (f"outcome {item.event_id}: {_signed(value)}",)
+        name = item.attributes.get(NAME_ATTRIBUTE)
+        said = f" ({name})" if name else ""
+        evidence = (f"outcome {item.event_id}{said}: {_signed(value)}",)
     return RewardComponent(
         name="business", weight=settings.weight_business, value=value, evidence=evidence
     )

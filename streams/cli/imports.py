@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
 
 from streams.cli.common import print_json, settings_of
 from streams.cli.publishing import encode, publish
+from streams.contracts import DialogueTurn, FeedbackEvent
 from streams.errors import ImportFormatError
+from streams.settings import Settings
 from streams.topics import FEEDBACK, TURNS
 
 app = typer.Typer(
@@ -40,11 +43,54 @@ def open_webui(
         imported = read_open_webui(data, policy=policy)
     except ImportFormatError as error:
         raise ImportFormatError(f"{file}: {error}") from error
+    records: list[DialogueTurn | FeedbackEvent] = [*imported.turns, *imported.feedback]
+    _import(settings_of(ctx), records, imported.skipped, dry_run=dry_run, as_json=as_json)
+
+
+@app.command()
+def outcomes(
+    ctx: typer.Context,
+    file: Path = typer.Argument(help="A CSV file; its first line names the columns."),
+    policy: str = typer.Option("default", help="The policy whose replies these are about."),
+    source: str = typer.Option("outcomes-csv", help="The source, where a line names none."),
+    dry_run: bool = typer.Option(False, "--dry-run", help="Read and count, publish nothing."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> None:
+    """Import what came of replies: bought, solved, returned."""
+    from streams.clock import SystemClock
+    from streams.outcomes import Defaults, read_outcomes_csv
+
     settings = settings_of(ctx)
-    envelopes, too_large = encode(settings, [*imported.turns, *imported.feedback], dry_run=dry_run)
+    now_ms = SystemClock().now_ms()
+    defaults = Defaults(
+        source=source,
+        policy=policy,
+        now_ms=now_ms,
+        latest_ms=now_ms + settings.align.max_skew_ms,
+        values=settings.gateway.outcomes,
+    )
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as lines:
+            imported = read_outcomes_csv(lines, defaults)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ImportFormatError(f"cannot read {file}: {error}") from error
+    except ImportFormatError as error:
+        raise ImportFormatError(f"{file}: {error}") from error
+    _import(settings, imported.events, imported.skipped, dry_run=dry_run, as_json=as_json)
+
+
+def _import(
+    settings: Settings,
+    records: Sequence[DialogueTurn | FeedbackEvent],
+    unusable: Sequence[str],
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    envelopes, too_large = encode(settings, records, dry_run=dry_run)
     if not dry_run:
         publish(settings, envelopes)
-    skipped = [*imported.skipped, *too_large]
+    skipped = [*unusable, *too_large]
     counts = {
         "turns": sum(envelope.topic == TURNS for envelope in envelopes),
         "feedback": sum(envelope.topic == FEEDBACK for envelope in envelopes),

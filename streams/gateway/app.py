@@ -1,4 +1,4 @@
-"""The gateway's HTTP side: an OpenAI-compatible proxy and two doors for events."""
+"""The gateway's HTTP side: an OpenAI-compatible proxy and three doors for events."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import hashlib
 import hmac
 import logging
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeVar
 from weakref import WeakSet
@@ -28,13 +28,14 @@ from streams.errors import (
     ServingError,
 )
 from streams.gateway.background import Background
-from streams.gateway.events import parse_events
+from streams.gateway.events import parse_events, parse_outcomes
 from streams.gateway.ids import header_text, header_value, usable_id
 from streams.gateway.publisher import SpoolingPublisher
 from streams.gateway.reply import ReplyBuilder, without_extensions
 from streams.gateway.service import CLIENT_KEYS, Caller, Ending, Exchange, GatewayService
 from streams.gateway.streaming import Record, StreamedReply, StreamedResponse
 from streams.gateway.wire import error_body, json_response, parse_answer, read_json
+from streams.outcomes import Defaults
 from streams.settings import AlignSettings, GatewaySettings
 
 logger = logging.getLogger(__name__)
@@ -114,6 +115,7 @@ class Gateway:
         app.get("/v1/models")(self.models)
         app.post("/v1/turns", status_code=202)(self.turns)
         app.post("/v1/feedback", status_code=202)(self.feedback)
+        app.post("/v1/outcomes", status_code=202)(self.outcomes)
         app.get("/health")(self.health)
         app.get("/metrics")(self.metrics)
         for kind in (AnyHTTPException, ClawstreamError, Exception):
@@ -161,6 +163,22 @@ class Gateway:
         """Take over feedback."""
         return await self._take(request, FeedbackEvent, "feedback")
 
+    async def outcomes(self, request: Request) -> dict[str, Any]:
+        """Take over outcomes: one or a list, all or none."""
+        caller = self._caller(request)
+        body = await self._json(request)
+        now_ms = self._clock.now_ms()
+        defaults = Defaults(
+            source=caller.source,
+            policy=self._settings.policy,
+            now_ms=now_ms,
+            latest_ms=now_ms + self._align.max_skew_ms,
+            values=self._settings.outcomes,
+        )
+        own_source_only = bool(self._settings.api_keys)
+        events = parse_outcomes(body, defaults, own_source_only=own_source_only)
+        return await self._publish(events, "outcome")
+
     async def health(self) -> dict[str, Any]:
         """Alive, and whether events wait on disk."""
         return {"status": "ok", "spooled_events": self._publisher.spooled}
@@ -190,6 +208,11 @@ class Gateway:
             max_skew_ms=self._align.max_skew_ms,
             own_source_only=bool(self._settings.api_keys),
         )
+        return await self._publish(events, kind)
+
+    async def _publish(
+        self, events: Sequence[DialogueTurn | FeedbackEvent], kind: str
+    ) -> dict[str, Any]:
         await asyncio.shield(self._background.start(self._service.publish(events)))
         self._accepted.labels(kind).inc(len(events))
         return {"accepted": len(events), "event_ids": [event.event_id for event in events]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.errors import InvalidRecordError, RecordError, RequestRefusedError
 from streams.gateway.ids import usable_id
+from streams.outcomes import Defaults, read_outcome
 from streams.serde.validation import validate
 
 _IDS = (
@@ -61,12 +63,45 @@ def parse_events(
         _parse(index, item, record_type, defaults, now_ms + max_skew_ms)
         for index, item in enumerate(items)
     ]
+    if own_source_only:
+        _check_sources(events, source)
+    return events
+
+
+def parse_outcomes(body: Any, defaults: Defaults, *, own_source_only: bool) -> list[FeedbackEvent]:
+    """Read one outcome or a list of them (``streams.outcomes``).
+
+    Args:
+        body: The decoded JSON of the request.
+        defaults: What is left out.
+        own_source_only: As for ``parse_events``.
+
+    Raises:
+        InvalidRecordError: One of them cannot be used; names its index and field. None of them is
+            accepted then.
+    """
+    items = body if isinstance(body, list) else [body]
+    if not items:
+        raise InvalidRecordError("the list is empty")
+    events: list[FeedbackEvent] = []
+    for index, item in enumerate(items):
+        try:
+            event = read_outcome(item, defaults)
+            _check_ids(event)
+        except (RecordError, RequestRefusedError) as error:
+            raise InvalidRecordError(f"[{index}]: {error}") from error
+        events.append(event)
+    if own_source_only:
+        _check_sources(events, defaults.source)
+    return events
+
+
+def _check_sources(events: Sequence[DialogueTurn | FeedbackEvent], source: str) -> None:
     for index, event in enumerate(events):
-        if own_source_only and event.source != source:
+        if event.source != source:
             raise InvalidRecordError(
                 f"[{index}]: source {event.source!r} is not the one of this API key, {source!r}"
             )
-    return events
 
 
 def _parse(

@@ -139,3 +139,31 @@ def test_a_broken_file_is_refused_and_nothing_published(
     log = Log(bootstrap)
     assert log.turns(chat_id) == []
     log.close()
+
+
+def test_outcomes_are_imported_from_csv(tmp_path: Path, bootstrap: str, chat_id: str) -> None:
+    config, file = tmp_path / "settings.yaml", tmp_path / "outcomes.csv"
+    config.write_text(yaml.safe_dump({"kafka": {"bootstrap_servers": bootstrap}}))
+    file.write_text(
+        "session_id,turn_id,outcome,event_time,outcome_id\n"
+        f"{chat_id},a1,bought,{T0 * 1000},order-1\n{chat_id},a1,stolen,,\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, "-m", "streams.cli", "--config", str(config), "import", "outcomes"]
+    done = subprocess.run(
+        [*command, str(file), "--source", "shop", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        cwd=ROOT,
+        env={k: v for k, v in os.environ.items() if not k.startswith("PYTEST")},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout)
+    assert (counts["feedback"], len(counts["skipped"])) == (1, 1)
+    assert counts["skipped"][0].startswith("line 3: outcome: 'stolen'")
+    log = Log(bootstrap)
+    (event,) = log.feedback(chat_id)
+    assert (event.turn_id, event.value, event.source) == ("a1", 1.0, "shop")
+    log.close()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from streams.clock import ManualClock
-from streams.contracts import DialogueTurn, Role
+from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.errors import SpoolError
 from streams.gateway.app import Gateway
 from streams.gateway.publisher import DeliveryError, Refused, SpoolingPublisher
@@ -115,6 +115,36 @@ async def test_neither_kafka_nor_disk_means_nothing_is_accepted(bench: Bench) ->
     bench.kafka.away = bench.disk.full = False
     assert (await bench.chat()).status_code == 200
     assert [turn.role for turn in bench.kafka.turns] == [Role.USER, Role.ASSISTANT]
+
+
+async def test_outcomes_become_feedback_on_their_reply(bench: Bench) -> None:
+    body = [
+        {"session_id": "s", "turn_id": "t", "outcome": "bought"},
+        {"session_id": "s", "turn_id": "u", "value": -0.5},
+    ]
+    answer = await bench.post("/v1/outcomes", body, **{"X-Source": "shop"})
+    assert (answer.status_code, answer.json()["accepted"]) == (202, 2)
+    events = [CODEC.decode(e.value, FeedbackEvent) for e in bench.kafka.sent]
+    assert [(e.kind, e.turn_id, e.value, e.source) for e in events] == [
+        (FeedbackKind.OUTCOME, "t", 1.0, "shop"),
+        (FeedbackKind.OUTCOME, "u", -0.5, "shop"),
+    ]
+    assert [e.event_id for e in events] == answer.json()["event_ids"]
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ([], "the list is empty"),
+        ([{"session_id": "s", "turn_id": "t", "outcome": "bought"}, {}], "[1]: session_id"),
+        ({"session_id": "s", "turn_id": "t", "outcome": "stolen"}, "[0]: outcome: 'stolen'"),
+    ],
+)
+async def test_of_outcomes_all_or_none_are_taken(bench: Bench, body: Any, says: str) -> None:
+    answer = await bench.post("/v1/outcomes", body)
+    assert answer.status_code == 422
+    assert says in answer.json()["error"]["message"]
+    assert bench.kafka.sent == []
 
 
 async def test_a_prompt_too_large_never_reaches_the_policy_server(bench: Bench) -> None:
