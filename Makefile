@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NO_PACKAGES := echo "error: cannot install the packages, see above. Without a way to the public\
  registry, name a mirror in PIP_INDEX_URL and UV_DEFAULT_INDEX, or a proxy in HTTPS_PROXY." >&2; exit 1
 
-.PHONY: install demo test faults lint monitoring docs lock clean
+.PHONY: install demo test faults lint monitoring docs lock cuda-check clean
 
 install: $(STAMP)
 
@@ -32,6 +32,10 @@ test: install
 # The fault matrix. ONLY=zombie plays one case, JSON=path keeps the figures, ARGS=--list shows all.
 faults: install
 	$(BIN)/python -m tests.faults $(if $(ONLY),--only $(ONLY)) $(if $(JSON),--json $(JSON)) $(ARGS)
+
+# On a machine with an NVIDIA GPU: the same numbers as on the CPU, speed, memory. JSON=path.
+cuda-check: install
+	$(BIN)/clawstream bench cuda-check $(if $(JSON),--json $(JSON)) $(ARGS)
 
 lint: install
 	$(BIN)/ruff check .

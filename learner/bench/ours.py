@@ -56,11 +56,12 @@ class OurUpdate:
     def __init__(self, job: SpeedJob) -> None:
         self.base = load(job)
         self.updater = PpoUpdater(self.base, job.learner, job.model)
+        self.samples: list[TrainingSample] = []
 
     def prepared(self, rollouts: Sequence[SpeedRollout]) -> Callable[[], UpdateResult]:
         """One update on these, to be called once."""
-        samples = samples_of(rollouts)
-        return partial(self.updater.update, samples, current_version=BASE_VERSION)
+        self.samples = samples_of(rollouts)
+        return partial(self.updater.update, self.samples, current_version=BASE_VERSION)
 
 
 class Ceiling:

@@ -39,6 +39,7 @@ class SpeedJob:
         threads: Of torch.
         device: ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``bfloat16``.
+        memory_fraction: How much of a GPU's memory may be taken.
         seed: Of rollouts and adapter.
     """
 
@@ -53,6 +54,7 @@ class SpeedJob:
     threads: int = 2
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
+    memory_fraction: float = 1.0
     seed: int = 1
 
     @property
@@ -63,6 +65,7 @@ class SpeedJob:
             device=self.device,
             dtype=self.dtype,
             num_threads=self.threads,
+            cuda_memory_fraction=self.memory_fraction,
             lora_rank=LORA_RANK,
             lora_alpha=LORA_ALPHA,
         )

@@ -9,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from learner import tiny
 from learner.chat import Chat, template_digest, tokenizer_digest
-from learner.model import BaseModel, resolve_device, resolve_dtype
+from learner.model import BaseModel, resolve_device, resolve_dtype, take_share
 from streams.settings import ModelSettings
 
 _SEED = 0
@@ -25,8 +25,7 @@ def load_shape(settings: ModelSettings) -> BaseModel:
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
-    if settings.num_threads:
-        torch.set_num_threads(settings.num_threads)
+    take_share(settings, device)
     model: Any = _build()
     if device.type == "cuda":
         model.to(dtype)

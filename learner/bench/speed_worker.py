@@ -36,7 +36,7 @@ def measure(job: SpeedJob) -> dict[str, float]:
     vocabulary, prepared = _subject(job)
     rollouts = rollouts_of(job, vocabulary)
     prepared(sorted(rollouts, key=len)[: job.micro_batch])()
-    gc.collect()
+    _forget(job)
     update = prepared(rollouts)
     _synchronise(job)
     began_s = time.perf_counter()
@@ -60,6 +60,14 @@ def _subject(job: SpeedJob) -> tuple[int, Prepared]:
 
     ours = OurUpdate(job) if job.subject == "ours" else Ceiling(job)
     return vocabulary_of(ours.base), ours.prepared
+
+
+def _forget(job: SpeedJob) -> None:
+    """Let go of what warming up left, so that it is not counted."""
+    gc.collect()
+    if job.device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def _synchronise(job: SpeedJob) -> None:

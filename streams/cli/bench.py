@@ -21,6 +21,7 @@ BENCHES: dict[str, Entry] = {
         "learner.bench.cli_learning", "Whether the policy becomes what simulated users like."
     ),
     "learner": Entry("learner.bench.cli_learner", "An update of the learner against TRL's."),
+    "cuda-check": Entry("learner.bench.cli_cuda", "The learner on this machine's GPU."),
     "window": Entry(
         "learner.bench.cli_window", "The learner's window: memory, and arrivals during an update."
     ),
