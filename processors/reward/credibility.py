@@ -165,6 +165,8 @@ def new_ratings(history: History, segment: TrajectorySegment) -> tuple[NewRating
 
 def mark_anomalies(history: History, held: Mapping[str, Anomaly]) -> History:
     """``history`` with what was found about ratings, by event id, noted on them."""
+    if not held:
+        return history
     return replace(
         history,
         opinions=tuple(
@@ -339,6 +341,8 @@ def request_reviews(
             )
             places |= {(o.segment_id, o.event_id): place for o in waiting}
             requests.append(request)
+    if not places:
+        return history, ()
     marked = tuple(
         replace(o, request=places.get((o.segment_id, o.event_id), o.request))
         for o in history.opinions

@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from streams.contracts import StepFeedback
@@ -127,6 +127,10 @@ class Words:
     signs: tuple[tuple[str, int], ...] = ()
 
 
+Reply = tuple[str, str, tuple[str, ...]]
+"""Digests of a reply's turn, of its session and of its words."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Templates:
     """The latest replies of a policy: digests of turn, of session, and of the words.
@@ -135,10 +139,51 @@ class Templates:
     """
 
     window: int = -1
-    replies: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
+    replies: tuple[Reply, ...] = ()
 
 
 Entry = RaterCount | SourceCount | PolicyCount | Echo | Words | Templates
+
+
+class TemplateIndex:
+    """Looks replies up by their words; made of ``Templates``, kept up with them, never written.
+
+    Args:
+        replies: What ``Templates`` holds.
+    """
+
+    def __init__(self, replies: Sequence[Reply]) -> None:
+        self.replies: tuple[Reply, ...] = ()
+        self.turns: set[str] = set()
+        self._sessions: dict[tuple[int, str], dict[str, int]] = {}
+        self.add(replies, len(replies))
+
+    def add(self, replies: Sequence[Reply], at_most: int) -> None:
+        """Take these replies in, and let go of the oldest beyond ``at_most``."""
+        whole = (*self.replies, *replies)
+        self.replies = whole[-at_most:]
+        for turn, session, prints in replies:
+            self.turns.add(turn)
+            for place in enumerate(prints):
+                sessions = self._sessions.setdefault(place, {})
+                sessions[session] = sessions.get(session, 0) + 1
+        for turn, session, prints in whole[:-at_most]:
+            self.turns.discard(turn)
+            for place in enumerate(prints):
+                self._forget(place, session)
+
+    def others(self, place: tuple[int, str], session: str) -> int:
+        """In how many sessions other than this one the words stand at that place."""
+        sessions = self._sessions.get(place, {})
+        return len(sessions) - (session in sessions)
+
+    def _forget(self, place: tuple[int, str], session: str) -> None:
+        sessions = self._sessions[place]
+        sessions[session] -= 1
+        if not sessions[session]:
+            del sessions[session]
+        if not sessions:
+            del self._sessions[place]
 
 
 @dataclass(slots=True)
@@ -152,6 +197,15 @@ class Crowd:
     entries: dict[CrowdKey, Entry] = field(default_factory=dict)
     changed: set[CrowdKey] = field(default_factory=set, repr=False)
     forgotten: set[CrowdKey] = field(default_factory=set, repr=False)
+    _indexes: dict[str, TemplateIndex] = field(default_factory=dict, repr=False, compare=False)
+
+    def index(self, policy: str) -> TemplateIndex:
+        """Looks up the policy's latest replies."""
+        replies = self.templates(policy).replies
+        index = self._indexes.get(policy)
+        if index is None or index.replies != replies:
+            index = self._indexes[policy] = TemplateIndex(replies)
+        return index
 
     def put(self, key: CrowdKey, entry: Entry) -> None:
         """Remember ``entry``."""
@@ -508,24 +562,22 @@ def repeated(
         By turn id; 0 for replies of fewer than ``TEMPLATE_TOKENS_MIN`` tokens.
     """
     session = _digest(session_id)[:12]
-    known = crowd.templates(policy).replies
-    turns = {turn for turn, _, _ in known}
+    index = crowd.index(policy)
     counts: dict[str, int] = {}
-    added: list[tuple[str, str, tuple[str, ...]]] = []
+    added: list[Reply] = []
     for turn_id, tokens in replies.items():
         prints = _prints(tokens)
-        sessions = [
-            {other for _, other, theirs in known if other != session and _shares(theirs, at, own)}
-            for at, own in enumerate(prints)
-        ]
-        counts[turn_id] = max(map(len, sessions), default=0)
+        found = (index.others(place, session) for place in enumerate(prints))
+        counts[turn_id] = max(found, default=0)
         turn = _digest(session_id, turn_id)[:12]
-        if prints and turn not in turns:
+        if prints and turn not in index.turns:
             added.append((turn, session, prints))
     if added:
-        kept = (*known, *added)[-settings.diversity_replies :]
+        index.add(added, settings.diversity_replies)
         window = closed_at // settings.crowd_window_ms
-        crowd.put(CrowdKey(policy, "templates", ""), Templates(window=window, replies=kept))
+        crowd.put(
+            CrowdKey(policy, "templates", ""), Templates(window=window, replies=index.replies)
+        )
     return counts
 
 
@@ -537,10 +589,6 @@ def _prints(tokens: tuple[str, ...]) -> tuple[str, ...]:
         return (_digest(*tokens)[:12],)
     parts = (tokens, tokens[:TEMPLATE_TOKENS], tokens[-TEMPLATE_TOKENS:])
     return tuple(_digest(*part)[:12] for part in parts)
-
-
-def _shares(prints: tuple[str, ...], at: int, own: str) -> bool:
-    return at < len(prints) and prints[at] == own
 
 
 # --- Forgetting -------------------------------------------------------------------------------
