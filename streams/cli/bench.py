@@ -17,6 +17,9 @@ BENCHES: dict[str, Entry] = {
     "align-state": Entry(
         "processors.bench.cli_state", "What the aligner's state takes, and a restart with it."
     ),
+    "reward-noise": Entry(
+        "processors.bench.cli_reward_noise", "What wrong feedback does to rewards."
+    ),
     "learning": Entry(
         "learner.bench.cli_learning", "Whether the policy becomes what simulated users like."
     ),
