@@ -32,6 +32,7 @@
     ├── DeadLetterError        a dead letter cannot be found, retried or marked
     ├── ArchiveError           an archive cannot be written, or a topic not be restored from it
     │   └── DamagedArchiveError a file of an archive is cut short or altered
+    ├── ReplayError            a part of the log cannot be replayed as asked
     ├── ExportError            there is nothing to export, or it cannot be written
     ├── SpoolError             events can be kept neither in Kafka nor on the gateway's disk
     ├── ImportFormatError      an export file is not what its importer reads
@@ -229,6 +230,10 @@ class SpoolError(ClawstreamError):
 
 class ImportFormatError(ClawstreamError):
     """An export file is not what its importer reads."""
+
+
+class ReplayError(ClawstreamError):
+    """A part of the log cannot be replayed as it was asked for."""
 
 
 class BenchError(ClawstreamError):

@@ -49,6 +49,7 @@ COMMANDS: dict[str, Entry] = {
         "processors.reward.calibration", "Compare the judge with people's ratings."
     ),
     "lag": Entry("streams.cli.lag", "Show how far each stage is behind."),
+    "replay": Entry("processors.replay.cli", "Put a part of the log through a stage again."),
     "import": Entry("streams.cli.imports", "Import exports of other chat products."),
     "bench": Entry("streams.cli.bench", "Measure how fast it is on this machine."),
 }

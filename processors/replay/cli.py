@@ -1,0 +1,291 @@
+"""``clawstream replay``: a part of the log once more, beside live traffic."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from streams.cli.common import print_json, settings_of
+from streams.errors import ReplayError
+from streams.settings import Settings
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+
+    from processors.replay.compare import Comparison
+    from processors.replay.places import Place
+    from processors.replay.report import Outcomes
+    from processors.replay.shadow import Job
+    from processors.replay.shadow import Progress as Reached
+
+app = typer.Typer(add_completion=False)
+
+DIFFERENT_EXIT = 3
+_NAME = re.compile(r"[A-Za-z0-9._-]+")
+_FIELDS_SHOWN = 10
+_ASSUMED_PER_S = 10_000.0
+"""Records a second and process, before a replay has been measured here."""
+
+
+@app.command()
+def replay(
+    ctx: typer.Context,
+    begin: str | None = typer.Option(
+        None, "--from", help="Where to begin: earliest, a time, a duration ago (24h, PT24H), a CSV."
+    ),
+    end: str = typer.Option("latest", "--to", help="Where to end, in the same words."),
+    stage: str = typer.Option("align", "--stage", help="align or reward."),
+    warm_up: str | None = typer.Option(
+        None,
+        "--warm-up",
+        help="How much earlier to begin reading, so that sessions that were open are complete: a "
+        "duration, or earliest. As much as the rules can look back, if left out.",
+    ),
+    sessions: str = typer.Option("", "--sessions", help="Only these, with commas between."),
+    rate: float | None = typer.Option(
+        None, "--rate", min=1.0, help="At most so many records a second, to spare live traffic."
+    ),
+    execute: bool = typer.Option(
+        False, "--execute", help="Do it. Without this, only say what would be read."
+    ),
+    name: str | None = typer.Option(None, "--name", help="What to call it; the time if left out."),
+    resume: str | None = typer.Option(
+        None, "--resume", metavar="NAME", help="Go on with one that was interrupted."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
+) -> None:
+    """Put a part of the log through a stage again, and compare with what it put out live.
+
+    A shadow: nothing is produced to Kafka. It runs this version of the code with these settings;
+    the same on the same log differs in nothing. Exits with 3 if anything differs.
+    """
+    from processors.replay.shadow import load_job, prepare
+
+    settings = _at_kafka(settings_of(ctx))
+    if resume is not None:
+        folder = _folder(settings, resume)
+        prepare(folder, load_job(folder), settings)
+        _run(folder, settings, rate, as_json)
+        return
+    if begin is None:
+        raise ReplayError("say where to begin: --from earliest, --from 24h, --from 2026-11-01")
+    wanted = [item.strip() for item in sessions.split(",") if item.strip()]
+    if wanted and stage != "align":
+        raise ReplayError("--sessions works with --stage align: a user's reward needs all sessions")
+    job = _plan(settings, stage, begin, end, warm_up, wanted)
+    if not execute:
+        _show_plan(job, rate, as_json)
+        return
+    folder = _folder(settings, name or time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
+    prepare(folder, job, settings)
+    _run(folder, settings, rate, as_json)
+
+
+def _at_kafka(settings: Settings) -> Settings:
+    """With Kafka's address written down: the processes of a replay do not look for it."""
+    from streams.kafka.clients import resolve_bootstrap
+
+    kafka = settings.kafka.model_copy(update={"bootstrap_servers": resolve_bootstrap(settings)})
+    return settings.model_copy(update={"kafka": kafka})
+
+
+def _folder(settings: Settings, name: str) -> Path:
+    if not _NAME.fullmatch(name):
+        raise ReplayError(f"--name {name!r}: letters, digits, dots, dashes and underscores only")
+    return (settings.data_dir / "replays" / name).absolute()
+
+
+@contextmanager
+def _consumer(settings: Settings) -> Iterator[Consumer]:
+    from confluent_kafka import KafkaException
+
+    from streams.kafka.clients import describe_error, make_consumer
+
+    address = settings.kafka.bootstrap_servers or ""
+    consumer = make_consumer(settings.kafka, address, group="clawstream-replay")
+    try:
+        yield consumer
+    except KafkaException as error:
+        raise describe_error(error.args[0], address) from error
+    finally:
+        consumer.close()
+
+
+def _plan(
+    settings: Settings,
+    stage_name: str,
+    begin: str,
+    end: str,
+    warm_up: str | None,
+    sessions: Sequence[str],
+) -> Job:
+    from processors.replay.places import parse_place, ranges_between, resolve
+    from processors.replay.shadow import Job
+    from processors.replay.stages import build_stage
+    from streams.serde import build_codec
+
+    now_ms = time.time_ns() // 1_000_000
+    first, last = parse_place(begin, now_ms), parse_place(end, now_ms)
+    stage = build_stage(stage_name, settings, build_codec(settings.schema_registry_url))
+    before = _before(first, warm_up, stage.needs_before_ms)
+    if first.time_ms is not None and last.time_ms is not None and first.time_ms >= last.time_ms:
+        raise ReplayError(f"--from {begin} does not lie before --to {end}")
+    with _consumer(settings) as consumer:
+        topics = _partitions(settings, stage.inputs)
+        starts = resolve(consumer, topics, before, is_end=False)
+        ends = resolve(consumer, topics, last, is_end=True)
+    return Job(
+        stage=stage_name,
+        ranges=tuple(ranges_between(starts, ends)),
+        read_from_ms=before.time_ms or 0,
+        compare_from_ms=first.time_ms or 0,
+        sessions=tuple(sessions),
+    )
+
+
+def _before(first: Place, warm_up: str | None, needed_ms: int) -> Place:
+    """Where reading begins."""
+    from processors.replay.places import EARLIEST, Place, duration_ms
+
+    if warm_up == EARLIEST:
+        return Place(EARLIEST)
+    ms = needed_ms if warm_up is None else duration_ms(warm_up)
+    if ms is None:
+        raise ReplayError(f"--warm-up {warm_up!r}: give a duration (24h, PT24H) or earliest")
+    if first.time_ms is None:
+        return first
+    return Place(first.text, time_ms=max(0, first.time_ms - ms))
+
+
+def _partitions(settings: Settings, topics: Sequence[str]) -> dict[str, int]:
+    from streams.kafka.admin import Admin
+
+    found = Admin(settings.kafka, settings.kafka.bootstrap_servers or "").describe(tuple(topics))
+    for topic in topics:
+        if topic not in found:
+            raise ReplayError(f"there is no topic {topic}: run `clawstream topics apply`")
+    return {topic: found[topic].partitions for topic in topics}
+
+
+def _show_plan(job: Job, rate: float | None, as_json: bool) -> None:
+    import os
+
+    records = sum(item.records for item in job.ranges)
+    most = min(len({item.partition for item in job.ranges}), os.cpu_count() or 1)
+    per_s = min(rate or float("inf"), _ASSUMED_PER_S * most)
+    if as_json:
+        ranges = [asdict(item) for item in job.ranges]
+        print_json(
+            {"dry_run": True, "records": records, "seconds": records / per_s, "ranges": ranges}
+        )
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("topic", "partition", "from", "to", "records")
+    for item in job.ranges:
+        table.add_row(
+            item.topic, str(item.partition), str(item.start), str(item.end), f"{item.records:,}"
+        )
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{records:,} records, warm-up included: about {records / per_s:,.0f} s at "
+        f"{per_s:,.0f} a second. Nothing was done: add --execute.",
+        highlight=False,
+    )
+
+
+def _run(folder: Path, settings: Settings, rate: float | None, as_json: bool) -> None:
+    from processors.replay.report import compare_with_live, outcomes
+    from processors.replay.shadow import load_job, run
+
+    job = load_job(folder)
+    total = sum(item.records for item in job.ranges)
+    began_s = time.monotonic()
+    with _progress(total, quiet=as_json) as show:
+        run(folder, show, rate_per_s=rate)
+    seconds = time.monotonic() - began_s
+    came = outcomes(folder)
+    found = compare_with_live(folder, settings)
+    if as_json:
+        print_json(_as_dict(folder, came, found, seconds))
+    else:
+        _print(folder, came, found, seconds)
+    if not found.is_equal:
+        raise typer.Exit(DIFFERENT_EXIT)
+
+
+@contextmanager
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Reached], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    done: dict[int, int] = {}
+    columns = (
+        TextColumn("{task.completed:,} of {task.total:,} records"),
+        BarColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as bar:
+        task = bar.add_task("replay", total=total)
+
+        def show(reached: Reached) -> None:
+            done[reached.partition] = reached.records
+            bar.update(task, completed=sum(done.values()))
+
+        yield show
+
+
+def _as_dict(folder: Path, came: Outcomes, found: Comparison, seconds: float) -> dict[str, Any]:
+    return {
+        "name": folder.name,
+        "records": came.records,
+        "outputs": came.outputs,
+        "seconds": seconds,
+        "other_outputs": came.others,
+        "is_equal": found.is_equal,
+        "comparison": asdict(found),
+    }
+
+
+def _print(folder: Path, came: Outcomes, found: Comparison, seconds: float) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    table = Table("outputs", "number", "are")
+    rows: Mapping[str, tuple[int, str]] = {
+        "equal": (found.equal, "the same bytes, or the same content"),
+        "different": (found.different, "on both sides, with other content"),
+        "only here": (found.only_here, "made by the replay, not live"),
+        "only there": (found.only_there, "live, not made by the replay"),
+        "not yet live": (found.not_yet_live, "due after the last that the live stage put out"),
+        "began before": (found.began_before, "of sessions older than what was read: not compared"),
+    }
+    for kind, (count, text) in rows.items():
+        table.add_row(kind, f"{count:,}", text)
+    console.print(table)
+    often = sorted(found.fields.items(), key=lambda item: -item[1])
+    for path, count in often[:_FIELDS_SHOWN]:
+        console.print(f"  {count:,} differ in {path}", highlight=False)
+    for item in found.examples:
+        console.print(
+            f"  {item.kind}: segment {item.segment_id} revision {item.revision} of "
+            f"{item.session} {', '.join(item.fields)}",
+            highlight=False,
+        )
+    for topic, count in came.others.items():
+        console.print(f"  {count:,} records for {topic} were not produced", highlight=False)
+    console.print(
+        f"{came.records:,} records in {seconds:,.1f} s ({folder.name}). "
+        + ("No difference." if found.is_equal else "There are differences."),
+        highlight=False,
+    )

@@ -1,0 +1,137 @@
+"""What a replay came to, read from its folder and from the live topic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from processors.feedback_align import codec as align_codec
+from processors.replay.compare import Comparison, Where, compare
+from processors.replay.places import Range
+from processors.replay.shadow import Job, load_job, store_path
+from processors.replay.stages import RECORD_TYPES, Stage
+from processors.replay.store import Made, PartitionStore
+from streams.contracts import TrajectorySegment
+from streams.errors import RecordError, ReplayError
+from streams.kafka.reading import read_messages
+from streams.serde import Codec, build_codec
+from streams.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Outcomes:
+    """What the partitions of a replay came to.
+
+    Attributes:
+        records: Applied.
+        outputs: Made, those that only prepare included.
+        others: Other records that the stage would have put out, by topic: never compared,
+            never produced.
+        clocks: Of the aligner, by partition: everything due by then has happened.
+    """
+
+    records: int
+    outputs: int
+    others: dict[str, int]
+    clocks: dict[int, int]
+
+
+def outcomes(folder: Path) -> Outcomes:
+    """Read the stores of a replay that has run to its end.
+
+    Raises:
+        ReplayError: It has not.
+    """
+    job = load_job(folder)
+    counts: Counter[str] = Counter()
+    clocks: dict[int, int] = {}
+    for partition in _partitions(job):
+        store = PartitionStore(store_path(folder, partition))
+        try:
+            if not store.is_done():
+                raise ReplayError(
+                    f"{folder}: partition {partition} is not done; go on with --resume"
+                )
+            counts.update(store.counts())
+            meta = store.meta()
+            if job.stage == "align" and meta is not None:
+                clocks[partition] = align_codec.decode_partition(meta)[0]
+        finally:
+            store.close()
+    records, outputs = counts.pop("records", 0), counts.pop("outputs", 0)
+    return Outcomes(records, outputs, dict(counts), clocks)
+
+
+def compare_with_live(folder: Path, settings: Settings) -> Comparison:
+    """Hold a finished replay against the live stage's topic, as far as that goes now.
+
+    Raises:
+        ReplayError: It has not run to its end.
+        BrokerError: Kafka does not answer.
+        TopicError: The topic is gone.
+    """
+    job = load_job(folder)
+    stage = job.build(settings)
+    codec = build_codec(settings.schema_registry_url)
+    record_type = RECORD_TYPES[stage.name]
+    clocks = outcomes(folder).clocks
+    return compare(
+        _made(folder, job),
+        _live(settings, stage, job),
+        lambda value: codec.decode(value, record_type),
+        from_ms=job.compare_from_ms,
+        where=_where(job, clocks, codec),
+    )
+
+
+def _partitions(job: Job) -> list[int]:
+    return sorted({item.partition for item in job.ranges})
+
+
+def _made(folder: Path, job: Job) -> Iterator[Made]:
+    for partition in _partitions(job):
+        store = PartitionStore(store_path(folder, partition))
+        try:
+            yield from store.made()
+        finally:
+            store.close()
+
+
+def _live(settings: Settings, stage: Stage, job: Job) -> Iterator[Made]:
+    sessions = set(job.sessions)
+    # What is due later than the first record that was read is written later, too.
+    for message in read_messages(settings, stage.output, since_ms=job.read_from_ms):
+        value = message.value()
+        if value is None:
+            continue
+        try:
+            made = stage.describe(value)
+        except RecordError:
+            continue  # A stage of ours does not write such; the topic may be shared.
+        if not sessions or made.session.partition("/")[2] in sessions:
+            yield made
+
+
+def _where(job: Job, clocks: dict[int, int], codec: Codec) -> Callable[[Made], Where]:
+    """Whether the replay read what a live output was made of, and got as far as its due time."""
+    if job.stage != "align":
+        # Each record that was read has an output, or is counted among the dead letters.
+        return lambda made: "after"
+    ranges: dict[tuple[str, int], Range] = {(r.topic, r.partition): r for r in job.ranges}
+
+    def where(made: Made) -> Where:
+        lineage = codec.decode(made.value, TrajectorySegment).lineage
+        places = [(ref.offset, ranges.get((ref.topic, ref.partition))) for ref in lineage]
+        known = [(offset, item) for offset, item in places if item is not None]
+        if len(known) < len(places) or any(offset >= item.end for offset, item in known):
+            return "after"
+        if any(offset < item.start for offset, item in known):
+            return "before"
+        return "read" if made.closed_at <= clocks.get(lineage[0].partition, -1) else "after"
+
+    return where
+
+
+__all__ = ["Outcomes", "compare_with_live", "outcomes"]

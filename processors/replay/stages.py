@@ -1,0 +1,115 @@
+"""The stages that can be replayed: their processor, their topics, what their outputs are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from processors.feedback_align import app as align
+from processors.feedback_align.agent import AlignTopics
+from processors.replay.store import Made
+from processors.reward import app as reward
+from processors.reward.agent import RewardTopics
+from processors.runtime.records import PartitionProcessor
+from processors.runtime.topics import Cluster
+from processors.runtime.worker import WorkerSpec
+from streams.contracts import ScoredSegment, TrajectorySegment
+from streams.errors import ReplayError
+from streams.metrics import ProcessorMetrics
+from streams.serde import Codec
+from streams.settings import Settings
+
+StageName = Literal["align", "reward"]
+STAGES: tuple[StageName, ...] = ("align", "reward")
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One stage, as a replay needs it.
+
+    Attributes:
+        name: The stage.
+        inputs: The topics that it reads.
+        output: The topic whose records are compared.
+        others: The other topics it puts records out to, none of which is compared.
+        needs_before_ms: So much of the log before a time must be read for its outputs from
+            that time on to be those of a worker that has always run.
+        make: Makes the processor of a partition.
+        describe: What an output is.
+    """
+
+    name: StageName
+    inputs: tuple[str, ...]
+    output: str
+    others: tuple[str, ...]
+    needs_before_ms: int
+    make: Callable[[int, Cluster], PartitionProcessor]
+    describe: Callable[[bytes], Made]
+
+
+def build_stage(
+    name: str,
+    settings: Settings,
+    codec: Codec,
+    *,
+    align_topics: AlignTopics | None = None,
+    reward_topics: RewardTopics | None = None,
+) -> Stage:
+    """A stage over the settings' rules.
+
+    Raises:
+        ReplayError: There is none of this name that can be replayed.
+        SettingsError: A plugin that the settings name is not installed.
+    """
+    if name == "align":
+        names = align_topics or AlignTopics()
+        spec = align.build_spec(settings, ProcessorMetrics("replay"), topics=names)
+        rules = settings.align
+        before_ms = spec.read_back_ms + rules.max_open_ms
+        return _stage("align", spec, names.segments, before_ms, segment_reader(codec))
+    if name == "reward":
+        own = reward_topics or RewardTopics()
+        spec = reward.build_spec(settings, ProcessorMetrics("replay"), topics=own)
+        return _stage("reward", spec, own.scored, settings.reward.history_ms, scored_reader(codec))
+    raise ReplayError(f"{name!r} cannot be replayed: choose {' or '.join(STAGES)}")
+
+
+def _stage(
+    name: StageName,
+    spec: WorkerSpec,
+    output: str,
+    before_ms: int,
+    describe: Callable[[bytes], Made],
+) -> Stage:
+    others = tuple(topic for topic in spec.outputs if topic != output)
+    return Stage(name, spec.inputs, output, others, before_ms, spec.make_processor, describe)
+
+
+def segment_reader(codec: Codec) -> Callable[[bytes], Made]:
+    """Describes a record of ``trajectory.segments``."""
+    return lambda value: _made(codec.decode(value, TrajectorySegment), value)
+
+
+def scored_reader(codec: Codec) -> Callable[[bytes], Made]:
+    """Describes a record of ``trajectory.scored``."""
+    return lambda value: _made(codec.decode(value, ScoredSegment).segment, value)
+
+
+def _made(segment: TrajectorySegment, value: bytes) -> Made:
+    return Made(
+        segment_id=segment.segment_id,
+        revision=segment.revision,
+        session=f"{segment.policy}/{segment.session_id}",
+        ordinal=segment.ordinal,
+        closed_at=segment.closed_at,
+        value=value,
+    )
+
+
+RECORD_TYPES: Mapping[StageName, type[TrajectorySegment] | type[ScoredSegment]] = {
+    "align": TrajectorySegment,
+    "reward": ScoredSegment,
+}
+
+__all__ = ["RECORD_TYPES", "STAGES", "Stage", "StageName", "build_stage"]
