@@ -207,6 +207,11 @@ class Outputs:
                 )
         return time.monotonic_ns()
 
+    @property
+    def records(self) -> list[tuple[bytes, bytes]]:
+        """Key and value of all that was read, if records are kept."""
+        return self._records
+
     def multiset(self) -> Counter[bytes]:
         """All that is visible by now, as fingerprints."""
         self.read(0.3)

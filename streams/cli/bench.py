@@ -17,6 +17,9 @@ BENCHES: dict[str, Entry] = {
     "align-state": Entry(
         "processors.bench.cli_state", "What the aligner's state takes, and a restart with it."
     ),
+    "reward": Entry(
+        "processors.bench.cli_reward", "Whether the reward keeps up, and how long it takes."
+    ),
     "reward-noise": Entry(
         "processors.bench.cli_reward_noise", "What wrong feedback does to rewards."
     ),
