@@ -35,7 +35,7 @@ COMMANDS: dict[str, Entry] = {
     "up": Entry("streams.cli.up", "Run the whole pipeline on this machine until Ctrl-C."),
     "kafka": Entry("streams.cli.kafka", "Start, stop and show the embedded Kafka node."),
     "topics": Entry("streams.cli.topics", "Compare the cluster's topics with topics.yaml."),
-    "schemas": Entry("streams.cli.schemas", "Register the record schemas with a registry."),
+    "schemas": Entry("streams.cli.schemas", "Check, compare and register the record schemas."),
     "gateway": Entry("streams.gateway.__main__", "Run the HTTP front door.", process=True),
     "align": Entry("processors.feedback_align.__main__", "Run the aligner worker.", process=True),
     "reward": Entry("processors.reward.__main__", "Run the reward worker.", process=True),
@@ -44,6 +44,9 @@ COMMANDS: dict[str, Entry] = {
     "serve": Entry("learner.serving.__main__", "Run the policy server.", process=True),
     "versions": Entry("streams.cli.versions", "List and show policy versions."),
     "reviews": Entry("streams.cli.reviews", "Decide about ratings that were held back."),
+    "archive": Entry(
+        "streams.cli.archive", "Write topics to Parquet files; check and restore them."
+    ),
     "dlq": Entry("streams.cli.dlq", "List, retry, drop and export dead letters."),
     "calibration": Entry(
         "processors.reward.calibration", "Compare the judge with people's ratings."

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 
+import fastavro
 import msgspec
 import pytest
 
@@ -34,3 +36,24 @@ def test_the_current_version_still_writes_the_same_bytes(record_type: type[Recor
     stem = GOLDEN / snake_case(newest.record) / f"v{newest.version}"
     record = msgspec.json.decode(stem.with_suffix(".json").read_bytes(), type=record_type)
     assert build_codec().encode(record) == stem.with_suffix(".bin").read_bytes()
+
+
+PAIRS = [
+    (writer, reader)
+    for writer in VERSIONS
+    for reader in VERSIONS
+    if writer.record == reader.record and writer is not reader
+]
+
+
+@pytest.mark.parametrize(("writer", "reader"), PAIRS, ids=lambda v: f"{v.record}-v{v.version}")
+def test_each_version_reads_the_bytes_of_each_other(
+    writer: SchemaVersion, reader: SchemaVersion
+) -> None:
+    """What a consumer that was not upgraded does with a newer producer's bytes, and before."""
+    stem = GOLDEN / snake_case(writer.record) / f"v{writer.version}"
+    body = io.BytesIO(stem.with_suffix(".bin").read_bytes()[len(b"\xc3\x01") + 8 :])
+    found = fastavro.schemaless_reader(body, writer.parsed, reader.parsed)
+    assert isinstance(found, dict)
+    assert found.keys() == {field["name"] for field in reader.parsed["fields"]}
+    assert body.read() == b""
