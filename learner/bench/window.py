@@ -58,8 +58,8 @@ POLL_GAP_S = 10.0
 _TEMPLATES = 40
 _USER_TOKENS = 16
 _REPLY_TOKENS = 16
-_VOCABULARY = 250
-"""Ids that every base model has, the tiny one too."""
+_SPECIAL = 3
+"""Ids below are not those of words."""
 _SEED = 1
 _WAIT_S = 0.05
 _FILLED_WITHIN_S = 3_600.0
@@ -91,10 +91,10 @@ def run(settings: Settings, plan: WindowPlan, on_step: OnStep) -> Report:
     """
     machine = describe_machine()
     on_step(f"loading {settings.model.base}")
-    trainer = PpoTrainer(load_base(settings.model, settings.data_dir), settings.learner,
-                         settings.model)  # fmt: skip
+    base = load_base(settings.model, settings.data_dir)
+    trainer = PpoTrainer(base, settings.learner, settings.model)
     codec = build_codec()
-    source = _Arrivals(codec, plan.turns)
+    source = _Arrivals(codec, plan.turns, base.chat.vocabulary_size)
     window = Window(
         max_segments=plan.segments,
         max_tokens=settings.learner.window_tokens,
@@ -294,10 +294,10 @@ class _Arrivals:
     topic = "scored"
     _MOST = 50
 
-    def __init__(self, codec: Codec, turns: int) -> None:
+    def __init__(self, codec: Codec, turns: int, vocabulary: int) -> None:
         self._codec = codec
         rng = random.Random(_SEED)
-        self._templates = [conversation(turns, rng) for _ in range(_TEMPLATES)]
+        self._templates = [conversation(turns, rng, vocabulary) for _ in range(_TEMPLATES)]
         self._allowed = 0
         self._rate: float | None = None
         self._since = 0.0
@@ -351,14 +351,14 @@ class _Arrivals:
         return _Record(number, self._codec.encode(replace(whole, segment=segment)))
 
 
-def conversation(turns: int, rng: random.Random) -> ScoredSegment:
+def conversation(turns: int, rng: random.Random, vocabulary: int) -> ScoredSegment:
     """A segment of so many replies, as a server records them: each with the whole conversation
     as its prompt's token ids, with log-probabilities, and every third one rated."""
     so_far: tuple[int, ...] = ()
     steps = []
     for number in range(turns):
-        prompt = (*so_far, *_tokens(_USER_TOKENS, rng))
-        reply = _tokens(_REPLY_TOKENS, rng)
+        prompt = (*so_far, *_tokens(_USER_TOKENS, rng, vocabulary))
+        reply = _tokens(_REPLY_TOKENS, rng, vocabulary)
         steps.append(
             Step(
                 turn_id=f"reply-{number}",
@@ -404,8 +404,8 @@ def conversation(turns: int, rng: random.Random) -> ScoredSegment:
     )
 
 
-def _tokens(count: int, rng: random.Random) -> tuple[int, ...]:
-    return tuple(rng.randrange(3, _VOCABULARY) for _ in range(count))
+def _tokens(count: int, rng: random.Random, vocabulary: int) -> tuple[int, ...]:
+    return tuple(rng.randrange(_SPECIAL, vocabulary) for _ in range(count))
 
 
 def _words(tokens: Sequence[int]) -> str:

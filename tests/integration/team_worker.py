@@ -17,9 +17,10 @@ from learner.model import load_base
 from learner.processes import joined
 from learner.team import Team
 from learner.update import PpoUpdater
+from streams.errors import UpdateStoppedError
 from streams.settings import LearnerSettings, ModelSettings
 from tests.unit.learner.test_modes import samples as taught_samples
-from tests.unit.learner.test_update import PLAIN, TINY, samples, shake
+from tests.unit.learner.test_update import PLAIN, TINY, equal_states, samples, shake
 
 Case = tuple[ModelSettings, Mapping[str, Any], bool]
 
@@ -70,6 +71,24 @@ def _result(
     return updater.state_dict(), metrics
 
 
+def is_stopped_together(team: Team, *, first: bool) -> bool:
+    """Whether an update that the first process alone is told to stop ends in this one too, and
+    leaves everything as it was."""
+    updater = PpoUpdater(load_base(TINY, Path("unused")), PLAIN, TINY, team)
+    before, asked = updater.state_dict(), 0
+
+    def should_stop() -> bool:
+        nonlocal asked
+        asked += 1
+        return first and asked == 3
+
+    try:
+        updater.update(samples(), should_stop=should_stop)
+    except UpdateStoppedError:
+        return equal_states(updater.state_dict(), before) and asked == 3
+    return False
+
+
 def _held(weight: Any) -> int:
     """How many of a weight's numbers are in this process."""
     local = weight.to_local() if hasattr(weight, "to_local") else weight
@@ -79,11 +98,13 @@ def _held(weight: Any) -> int:
 def main(out: str) -> None:
     torch.set_num_threads(1)
     with joined(int(os.environ["WORLD_SIZE"]) > 1, on_cpu=True) as (team, _):
-        found = {"size": team.size, "results": results(team)}
-        if os.environ["RANK"] == "0":
-            torch.save(found, out)
-        else:
-            torch.save(found, f"{out}.other")
+        first = os.environ["RANK"] == "0"
+        found = {
+            "size": team.size,
+            "results": results(team),
+            "stopped": is_stopped_together(team, first=first),
+        }
+        torch.save(found, out if first else f"{out}.other")
 
 
 if __name__ == "__main__":

@@ -83,6 +83,8 @@ def test_two_processes_make_the_update_of_one(tmp_path: Path) -> None:
     first = torch.load(out, weights_only=False)
     other = torch.load(f"{out}.other", weights_only=False)
     assert first["size"] == other["size"] == 2
+    assert first["stopped"]
+    assert other["stopped"]
     for name in CASES:
         state, metrics = first["results"][name]
         assert_alike((state, metrics), alone[name])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import pytest
 import torch
 
 from learner.bench.window import WindowPlan, conversation, run
-from learner.window import segment_tokens
+from learner.window import Window, segment_tokens
+from streams.contracts import SourceRef
 from streams.settings import LearnerSettings, ModelSettings, Settings
+
+SMOLLM2 = 49_152
+"""Its vocabulary."""
 
 
 @pytest.fixture(autouse=True)
@@ -22,11 +27,35 @@ def _one_thread() -> Iterator[None]:
 
 
 def test_a_window_of_3_000_such_conversations_is_within_the_token_cap() -> None:
-    one = conversation(40, random.Random(0))
+    one = conversation(40, random.Random(0), SMOLLM2)
     assert len(one.segment.steps) == 40
     assert 3_000 * segment_tokens(one) <= LearnerSettings().window_tokens
     prompts = [step.prompt_token_ids or () for step in one.segment.steps]
     assert all(later[: len(prompt)] == prompt for prompt, later in pairwise(prompts))
+
+
+def test_3_000_conversations_of_40_replies_are_held_in_few_bytes() -> None:
+    settings = LearnerSettings()
+    held = Window(
+        max_segments=settings.window_segments, max_tokens=settings.window_tokens, max_uses=8
+    )
+    packed = [
+        held.pack(
+            SourceRef(topic="t", partition=0, offset=n), conversation(40, random.Random(n), SMOLLM2)
+        )
+        for n in range(20)
+    ]
+    in_prompts = 0
+    for number in range(3_600):
+        one = packed[number % len(packed)]
+        held.add(replace(one, segment_id=str(number), session_id=str(number)))
+    for step in packed[0].open().scored.segment.steps:
+        in_prompts += len(step.prompt_token_ids or ())
+    assert len(held) == 3_000
+    assert 0.9 * settings.window_tokens < held.tokens <= settings.window_tokens
+    # As objects the prompts alone take 36 bytes a token: 2.8 GB.
+    assert 3_000 * in_prompts * 36 > 2.5e9
+    assert held.held_bytes < 60e6
 
 
 def test_the_bench_measures_appends_while_an_update_runs(tmp_path: Path) -> None:
