@@ -26,7 +26,6 @@ randomness, no I/O.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -611,8 +610,8 @@ def sweep(crowd: Crowd, clock_ms: int, settings: RewardSettings) -> None:
 
 
 def _digest(*parts: object) -> str:
-    text = json.dumps(parts, ensure_ascii=True, separators=(",", ":"), default=str)
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+    text = "\x1f".join(map(str, parts))
+    return hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=12).hexdigest()
 
 
 __all__ = [

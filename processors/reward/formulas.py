@@ -22,7 +22,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 from processors.reward.plugins import NO_PLUGINS, Plugins, ask_component, ask_signal
 from processors.reward.signals import Signal, find, repeats, tool_error
@@ -256,9 +255,11 @@ SIGNAL_KINDS: Mapping[FeedbackKind, Signal] = {
 
 
 def readable(
-    feedback: Iterable[StepFeedback], kinds: Iterable[FeedbackKind]
+    feedback: Sequence[StepFeedback], kinds: Iterable[FeedbackKind]
 ) -> tuple[tuple[StepFeedback, float], ...]:
     """The feedback of these kinds that says something, with its reading, oldest first."""
+    if not feedback:
+        return ()
     wanted = frozenset(kinds)
     pairs = ((item, read(item).value) for item in feedback if item.kind in wanted)
     known = [(item, value) for item, value in pairs if value is not None]
@@ -826,10 +827,21 @@ def _untrainable_reason(segment: TrajectorySegment, rewards: Sequence[StepReward
     return "all rewards are zero: there is no feedback and no signal on any reply"
 
 
-@lru_cache(maxsize=64)
 def config_hash(settings: RewardSettings) -> str:
     """SHA-256 (hex) of the settings as canonical JSON: sorted keys, no spaces."""
-    return hashlib.sha256(_json(settings.model_dump(mode="json")).encode()).hexdigest()
+    known = _HASHES.get(id(settings))
+    # By identity: hashing settings to look them up would take longer than scoring a step.
+    if known is not None and known[0] is settings:
+        return known[1]
+    made = hashlib.sha256(_json(settings.model_dump(mode="json")).encode()).hexdigest()
+    if len(_HASHES) >= MAX_HASHES:
+        _HASHES.clear()
+    _HASHES[id(settings)] = settings, made
+    return made
+
+
+MAX_HASHES = 64
+_HASHES: dict[int, tuple[RewardSettings, str]] = {}
 
 
 def _json(value: object) -> str:

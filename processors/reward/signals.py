@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
 from rapidfuzz import fuzz
 
+from processors.reward.needs import needed
 from processors.reward.rules import (
     QUOTED,
     RULE_SETS,
@@ -50,10 +51,21 @@ class Match:
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
+    """A rule set, ready to be used.
+
+    Args:
+        signal: What a match means.
+        script: What a text must have for any rule to match.
+        masks: All masks as one.
+        patterns: The patterns, in order.
+        always: Numbers of those that have to be tried on every text.
+    """
+
     signal: Signal
     script: re.Pattern[str]
     masks: re.Pattern[str]
-    patterns: re.Pattern[str]
+    patterns: tuple[re.Pattern[str], ...]
+    always: tuple[int, ...]
 
 
 # A turn without any such character cannot match; 👍 and 👎 are in the rules of both.
@@ -65,11 +77,27 @@ def _compile(rules: RuleSet) -> _Compiled:
         rules.signal,
         _SCRIPTS[rules.language],
         re.compile("|".join(f"(?:{mask})" for mask in (QUOTED, *rules.masks))),
-        re.compile("|".join(f"(?:{pattern})" for pattern in rules.patterns)),
+        tuple(re.compile(pattern) for pattern in rules.patterns),
+        tuple(n for n, pattern in enumerate(rules.patterns) if not needed(pattern)),
     )
 
 
 _COMPILED = tuple(_compile(rules) for rules in RULE_SETS)
+
+
+def _by_word() -> dict[str, tuple[tuple[int, int], ...]]:
+    """Which patterns, by numbers of rule set and pattern, need each word."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for number, rules in enumerate(RULE_SETS):
+        for place, pattern in enumerate(rules.patterns):
+            for word in needed(pattern):
+                found.setdefault(word, []).append((number, place))
+    return {word: tuple(places) for word, places in found.items()}
+
+
+_PLACES = _by_word()
+_ASCII_WORDS = tuple(sorted(word for word in _PLACES if word.isascii()))
+_WORDS = tuple(sorted(_PLACES))
 
 _SIMPLIFIED = str.maketrans(
     "對錯謝請這問說還為樣決幫個時後讓沒會過結題寫來嗎麼應該給從啦咯囉",
@@ -95,7 +123,10 @@ def normalise(text: str) -> str:
 # A turn is read once for each reply before it: remembered for as long as its segment takes.
 @lru_cache(maxsize=256)
 def _normalise(text: str) -> str:
-    own = _QUOTED_LINE.sub(" ", _CODE.sub(" ", text))
+    own = _CODE.sub(" ", text) if "```" in text else text
+    own = _QUOTED_LINE.sub(" ", own) if ">" in own else own
+    if own.isascii():
+        return " ".join(own.replace("`", "'").lower().split())[:MAX_CHARS]
     folded = unicodedata.normalize("NFKC", own.translate(_APOSTROPHES)).casefold()
     spaced = _SPACE.sub(" ", folded.translate(_SIMPLIFIED)).strip()
     return _SPACE_BESIDE_CHINESE.sub("", spaced)[:MAX_CHARS]
@@ -110,16 +141,42 @@ def find(text: str) -> tuple[Match, ...]:
         Matches in the order of ``RULE_SETS``; repetition is never among them.
     """
     normalised = normalise(text)[:MAX_RULE_CHARS]
+    possible = _possible(normalised)
     found: dict[Signal, Match] = {}
-    for rules in _COMPILED:
-        if rules.signal in found or not rules.script.search(normalised):
+    for number, rules in enumerate(_COMPILED):
+        places = possible.get(number, set()).union(rules.always)
+        if not places or rules.signal in found or not rules.script.search(normalised):
             continue
-        hit = rules.patterns.search(rules.masks.sub(" ~ ", normalised))
+        hit = _first(rules, normalised, places)
         if hit is not None:
             found[rules.signal] = Match(rules.signal, _quote(hit.group()))
     if Signal.CORRECTION in found:
         found.pop(Signal.CONFIRMATION, None)
     return tuple(found.values())
+
+
+def _possible(text: str) -> dict[int, set[int]]:
+    """The patterns of each rule set that may match ``text``, as their words stand in it."""
+    found: dict[int, set[int]] = {}
+    for word in _ASCII_WORDS if text.isascii() else _WORDS:
+        if word in text:
+            for number, place in _PLACES[word]:
+                found.setdefault(number, set()).add(place)
+    return found
+
+
+def _first(rules: _Compiled, text: str, places: Iterable[int]) -> re.Match[str] | None:
+    """The match that stands first in ``text`` once look-alikes are blanked out.
+
+    Most texts match nothing: they are not even masked unless a pattern matches as they are.
+    """
+    tried = (rules.patterns[place] for place in sorted(places))
+    patterns = [pattern for pattern in tried if pattern.search(text) is not None]
+    if not patterns:
+        return None
+    masked = rules.masks.sub(" ~ ", text)
+    hits = (pattern.search(masked) for pattern in patterns)
+    return min((hit for hit in hits if hit is not None), key=lambda hit: hit.start(), default=None)
 
 
 def _quote(words: str) -> str:
@@ -147,6 +204,10 @@ def tool_error(text: str) -> str | None:
 
 
 _TOKEN = re.compile(r"[一-鿿]|[^\W_一-鿿]+")
+_DIGITS = re.compile(r"\d+")
+_ASCII_TOKEN = re.compile(r"[a-z0-9]+")
+"""The same, for text in ASCII alone."""
+
 _FILLER_EN = (
     "a an the is are was were be do does did can could would will should i you me my your we us"
     " it that this to of in on at for and or so please pls tell again more continue next another"
@@ -200,14 +261,17 @@ def _content(text: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _content_of(plain: str) -> tuple[str, ...]:
-    for variant, word in _SAME_WORDS:
-        plain = plain.replace(variant, word)
-    return tuple(t for t in _TOKEN.findall(plain)[:MAX_TOKENS] if t not in _FILLER)
+    if not plain.isascii():
+        for variant, word in _SAME_WORDS:
+            plain = plain.replace(variant, word)
+    tokens = (_ASCII_TOKEN if plain.isascii() else _TOKEN).findall(plain)
+    return tuple(t for t in tokens[:MAX_TOKENS] if t not in _FILLER)
 
 
 def words(text: str) -> tuple[str, ...]:
     """The words of ``text`` as templates are compared: numbers alike, Chinese by character."""
-    return tuple("0" if token.isdigit() else token for token in _TOKEN.findall(normalise(text)))
+    plain = _DIGITS.sub("0", normalise(text))
+    return tuple((_ASCII_TOKEN if plain.isascii() else _TOKEN).findall(plain))
 
 
 def _weight(tokens: Sequence[str]) -> int:

@@ -1,0 +1,54 @@
+"""Looking for words first must never lose a match."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from processors.reward.needs import needed
+from processors.reward.rules import RULE_SETS
+from processors.reward.signals import normalise
+from tests.unit.processors.reward.labelled import load
+from tests.unit.processors.reward.test_signals import CHINESE, ENGLISH
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (r"\bwrong\b", {"wrong"}),
+        (r"(?:cat|dog)s?", {"cat", "dog"}),
+        (r"(?:cat|x*)", set()),
+        (r"(?:not )?really bad", {"really bad"}),
+        (r"a+b?", set()),
+        (r"(?:good){2,}", {"good"}),
+        (r"[ab]cd.*xyzzy", {"xyzzy"}),
+        (r"不对|错了", {"不对", "错了"}),
+        (r"(?:不|没)对", {"对"}),
+        (r"(?=secret)x", set()),
+        (r"(?!secret)word", {"word"}),
+        (r"^👎+$", {"👎"}),
+        (r".*", set()),
+    ],
+)
+def test_what_a_match_must_have(pattern: str, words: set[str]) -> None:
+    assert set(needed(pattern)) == words
+
+
+def test_no_rule_matches_a_text_without_a_word_it_needs() -> None:
+    texts = [case.text for case in load()] + [text for text, _ in (*ENGLISH, *CHINESE)]
+    plain = [normalise(text) for text in texts]
+    matches = 0
+    for rules in RULE_SETS:
+        for pattern in rules.patterns:
+            words = needed(pattern)
+            for text in plain:
+                if re.search(pattern, text):
+                    matches += 1
+                    assert not words or any(word in text for word in words), (pattern, text)
+    assert matches > 500
+
+
+def test_hardly_any_rule_has_to_be_tried_on_every_text() -> None:
+    patterns = [pattern for rules in RULE_SETS for pattern in rules.patterns]
+    assert sum(not needed(pattern) for pattern in patterns) <= len(patterns) / 20
