@@ -436,6 +436,20 @@ class DemoSettings(Section):
     seed: int = 7
 
 
+class ArchiveSettings(Section):
+    """Where topics are archived, and when a file is finished (docs/archive.md).
+
+    ``url`` is a folder or what fsspec takes (``s3://bucket/prefix``); ``options`` are passed to
+    its file system. A file is finished at ``roll_bytes`` before compression, or ``roll_ms`` after
+    its first record came.
+    """
+
+    url: str | None = None
+    options: dict[str, str] = {}
+    roll_bytes: PositiveInt = 64 * 1024 * 1024
+    roll_ms: PositiveInt = 600_000
+
+
 class Settings(BaseSettings):
     """Everything that can be configured."""
 
@@ -469,6 +483,7 @@ class Settings(BaseSettings):
     serve: ServeSettings = ServeSettings()
     gateway: GatewaySettings = GatewaySettings()
     demo: DemoSettings = DemoSettings()
+    archive: ArchiveSettings = ArchiveSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -493,6 +508,11 @@ class Settings(BaseSettings):
     def effective_artifacts_url(self) -> str:
         """Where adapter files are kept; a folder in the data folder unless one is set."""
         return self.artifacts_url or (self.data_dir / "artifacts").absolute().as_uri()
+
+    @property
+    def effective_archive_url(self) -> str:
+        """Where topics are archived; a folder in the data folder unless one is set."""
+        return self.archive.url or str((self.data_dir / "archive").absolute())
 
 
 def write_settings(values: Mapping[str, Any], path: Path) -> None:
@@ -650,6 +670,7 @@ def _nearest(name: str, known: set[str]) -> str:
 
 __all__ = [
     "AlignSettings",
+    "ArchiveSettings",
     "DemoSettings",
     "GatewaySettings",
     "JudgeSettings",

@@ -51,6 +51,7 @@ COMMANDS: dict[str, Entry] = {
     "calibration": Entry(
         "processors.reward.calibration", "Compare the judge with people's ratings."
     ),
+    "doctor": Entry("streams.cli.doctor", "Find out what is wrong, and what to do about it."),
     "lag": Entry("streams.cli.lag", "Show how far each stage is behind."),
     "replay": Entry("processors.replay.cli", "Put a part of the log through a stage again."),
     "import": Entry("streams.cli.imports", "Import exports of other chat products."),

@@ -63,6 +63,23 @@ class Admin:
             for name, topic in found.items()
         }
 
+    def topic_ids(self, names: tuple[str, ...]) -> dict[str, str]:
+        """Kafka's own ids of topics: one that is deleted and made again has another.
+
+        Raises:
+            TopicError: One does not exist.
+            BrokerError: The cluster cannot be reached or asked.
+        """
+        from confluent_kafka import TopicCollection
+
+        futures = self._call(
+            lambda: self._client.describe_topics(
+                TopicCollection(list(names)), request_timeout=self._timeout_s
+            )
+        )
+        found = {name: self._result(future, f"describe {name}") for name, future in futures.items()}
+        return {name: str(topic.topic_id) for name, topic in found.items()}
+
     def plan(self, inventory: Inventory) -> TopicPlan:
         """What it takes to make this cluster match the inventory; changes nothing.
 
@@ -85,6 +102,29 @@ class Admin:
                 f"missing at {self._address}: {', '.join(missing)}; make them with: "
                 "clawstream topics apply"
             )
+
+    def create(
+        self, name: str, partitions: int, replication: int, config: Mapping[str, str]
+    ) -> None:
+        """Create one topic; it can be used when this returns.
+
+        Raises:
+            TopicError: The cluster refuses it.
+            BrokerError: The cluster cannot be reached.
+        """
+        from confluent_kafka.cimpl import NewTopic
+
+        wanted = NewTopic(
+            name,
+            num_partitions=partitions,
+            replication_factor=replication,
+            config=dict(config),
+        )
+        futures = self._call(
+            lambda: self._client.create_topics([wanted], request_timeout=self._timeout_s)
+        )
+        self._settle(futures, "create topic")
+        self._wait_for_leaders(name, partitions)
 
     def apply(self, topic_plan: TopicPlan) -> None:
         """Carry a plan out: all of it or, where the cluster objects, nothing.

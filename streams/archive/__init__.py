@@ -1,0 +1,1 @@
+"""Topics as Parquet files: written once, checked, read and restored byte for byte."""
