@@ -246,8 +246,12 @@ class Learner:
         checkpoint = self._registry.latest_checkpoint(self._settings.policy)
         rng = self._restore(checkpoint)
         if self._warming is not None:
+            known = self._registry.next_version(self._settings.policy)
             self._warming.run(self._trainer, checkpoint, rng)
             checkpoint = self._registry.latest_checkpoint(self._settings.policy)
+            warmed = self._registry.get(self._settings.policy, known)
+            if warmed is not None:
+                self._trackers.log(warmed)
         return checkpoint, rng
 
     def _begin(self) -> _Course:

@@ -10,10 +10,12 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from learner.loop import make_trackers
 from learner.ppo.diagnostics import METRICS, TRL, trl_metrics
 from learner.trackers import AccelerateTrackers, NoTrackers
+from streams.contracts import ModelVersion
 from streams.errors import SettingsError
 from streams.settings import LearnerSettings, Settings
 from tests.unit.learner.fakes import FakeTrainer, scored
 from tests.unit.learner.test_loop import Bench
+from tests.unit.learner.test_warming import examples
 from tests.unit.streams.registry.builders import version
 
 
@@ -57,14 +59,27 @@ def test_the_settings_are_shown_beside_the_curves(tmp_path: Path) -> None:
     assert b"kl_coef: 0.125" in text.tensor_proto.string_val[0]
 
 
+class Seen(NoTrackers):
+    """Remembers what was logged."""
+
+    def __init__(self) -> None:
+        self.versions: list[tuple[int, str]] = []
+
+    def log(self, version: ModelVersion) -> None:
+        self.versions.append((version.version, version.status.value))
+
+
+def test_a_warm_start_is_a_point_once(tmp_path: Path) -> None:
+    bench, seen = Bench(tmp_path), Seen()
+    bench.trackers = seen
+    file = examples(tmp_path / "labels.jsonl")
+    for _ in range(2):
+        bench.learner(FakeTrainer(), file, only=True)()
+    bench.registry.close()
+    assert seen.versions == [(1, "live")]
+
+
 def test_the_learner_logs_each_version_live_or_not(tmp_path: Path) -> None:
-    class Seen(NoTrackers):
-        def __init__(self) -> None:
-            self.versions: list[Any] = []
-
-        def log(self, version: Any) -> None:
-            self.versions.append((version.version, version.status.value))
-
     bench, seen = Bench(tmp_path), Seen()
     bench.trackers = seen
     bench.arrive(*(scored(f"s{n}") for n in range(4)))
