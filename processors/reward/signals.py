@@ -204,6 +204,7 @@ def tool_error(text: str) -> str | None:
 
 
 _TOKEN = re.compile(r"[一-鿿]|[^\W_一-鿿]+")
+EDGE_CHARS = 120
 _DIGITS = re.compile(r"\d+")
 _ASCII_TOKEN = re.compile(r"[a-z0-9]+")
 """The same, for text in ASCII alone."""
@@ -269,8 +270,13 @@ def _content_of(plain: str) -> tuple[str, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """The words of ``text`` as templates are compared: numbers alike, Chinese by character."""
+    """The words of ``text`` as templates are compared: numbers alike, Chinese by character.
+
+    Of a long text those of its first and of its last ``EDGE_CHARS``.
+    """
     plain = _DIGITS.sub("0", normalise(text))
+    if len(plain) > 2 * EDGE_CHARS:
+        plain = f"{plain[:EDGE_CHARS]} {plain[-EDGE_CHARS:]}"
     return tuple((_ASCII_TOKEN if plain.isascii() else _TOKEN).findall(plain))
 
 
@@ -281,13 +287,19 @@ def _weight(tokens: Sequence[str]) -> int:
 def _similarity(
     text: str, other: str, later: tuple[str, ...], before: tuple[str, ...]
 ) -> float | None:
-    if min(_weight(later), _weight(before)) < MIN_CONTENT:
+    if min(_weight(later), _weight(before)) < MIN_CONTENT or _apart(later, before):
         return None
     if _lacking(later, before) and _lacking(before, later):
         return None
     whole = fuzz.ratio(normalise(text), normalise(other))
     content = fuzz.token_sort_ratio(" ".join(later), " ".join(before))
     return float(max(whole, content)) / 100.0
+
+
+def _apart(later: tuple[str, ...], before: tuple[str, ...]) -> bool:
+    """Whether most words of each are not in the other: no slips of the pen explain that."""
+    mine, theirs = set(later), set(before)
+    return 2 * len(mine & theirs) < min(len(mine), len(theirs))
 
 
 def _lacking(tokens: tuple[str, ...], others: tuple[str, ...]) -> bool:
