@@ -12,8 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
+from streams.contracts import DialogueTurn, Role
+from streams.kafka.clients import partition_for
 from streams.kafka.embedded import RunningKafka, kafka_status, start_kafka, stop_kafka
+from streams.serde import build_codec
 
 pytestmark = pytest.mark.broker
 
@@ -121,3 +125,51 @@ def test_a_broker_that_ran_before_goes_on_afterwards(
     before = start_kafka(folder)
     assert end(up()) == 0
     assert kafka_status(folder) == before
+
+
+def test_the_doctor_examines_a_cluster(
+    folder: Path, up: Callable[[], subprocess.Popen[bytes]]
+) -> None:
+    """Fine at first; then a producer with another partitioner, and no worker that reads."""
+    up()
+    environ = {name: value for name, value in os.environ.items() if "KAFKA" not in name}
+    environ["CLAWSTREAM_DATA_DIR"] = str(folder.parent)
+
+    def examine() -> tuple[int, dict[str, list[dict[str, str]]]]:
+        command = [sys.executable, "-m", "streams.cli", "doctor", "--json"]
+        done = subprocess.run(command, env=environ, capture_output=True, check=False)
+        found: dict[str, list[dict[str, str]]] = {}
+        for item in json.loads(done.stdout):
+            found.setdefault(item["about"], []).append(item)
+        return done.returncode, found
+
+    code, found = examine()
+    assert (code, found["broker"][0]["level"], found["topics"][0]["level"]) == (0, "OK", "OK")
+    assert {item["level"] for item in found["flow"]} == {"WARN"}
+    assert found["lag"][0]["level"] == "OK"
+
+    producer = Producer({"bootstrap.servers": node(folder).bootstrap_servers})
+    turn = DialogueTurn(
+        event_id="e", session_id="s", turn_id="t", role=Role.USER, content="hi",
+        event_time=time.time_ns() // 1_000_000 + 3_600_000, source="shop",
+    )  # fmt: skip
+    right = partition_for(b"s", 4)
+    producer.produce(
+        "dialogue.turns", key="s", value=build_codec().encode(turn), partition=1 - right % 2
+    )
+    assert producer.flush(DEADLINE_S) == 0
+    code, found = examine()
+    assert code == 1
+    assert "shop" in found["partitioning"][0]["what"]
+    assert "shop" in found["clocks"][0]["what"]
+    (lag,) = [item for item in found["lag"] if "dialogue.turns" in item["what"]]
+    assert (lag["level"], "nobody runs it" in lag["what"]) == ("FAIL", True)
+
+
+def test_the_doctor_without_a_cluster_says_how_to_start_one(tmp_path: Path) -> None:
+    environ = {name: value for name, value in os.environ.items() if "KAFKA" not in name}
+    environ["CLAWSTREAM_DATA_DIR"] = str(tmp_path)
+    command = [sys.executable, "-m", "streams.cli", "doctor"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "clawstream kafka up" in done.stdout, done.stdout
