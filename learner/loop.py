@@ -430,7 +430,7 @@ def run(
         trackers = make_trackers(settings)
         trainer = make_trainer(settings)
         feed = _make_feed(settings, links)
-        config_hash = settings_hash(settings.learner, settings.model)
+        config_hash = hash_of(settings)
         publisher = _make_publisher(settings, links, registry, artifacts, trainer.base)
         warming = None
         if warm_start is not None:
@@ -461,6 +461,12 @@ def run(
         finally:
             feed.stop()
             trackers.close()
+
+
+def hash_of(settings: Settings) -> str:
+    """What of the settings makes a version what it is, hashed: not where its curves go."""
+    learned = settings.learner.model_copy(update={"trackers": (), "tracker_dir": None})
+    return settings_hash(learned, settings.model)
 
 
 def make_trackers(settings: Settings) -> Trackers:

@@ -7,12 +7,12 @@ import pytest
 from accelerate import tracking
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from learner.loop import make_trackers
+from learner.loop import hash_of, make_trackers
 from learner.ppo.diagnostics import METRICS, TRL, trl_metrics
 from learner.trackers import AccelerateTrackers, NoTrackers
 from streams.contracts import ModelVersion
 from streams.errors import SettingsError
-from streams.settings import LearnerSettings, Settings
+from streams.settings import LearnerSettings, Settings, load_settings
 from tests.unit.learner.fakes import FakeTrainer, scored
 from tests.unit.learner.test_loop import Bench
 from tests.unit.learner.test_warming import examples
@@ -120,6 +120,22 @@ def test_without_any_nothing_is_written(tmp_path: Path) -> None:
     trackers.log(version(1))
     trackers.close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_where_curves_go_is_no_part_of_what_a_version_is(tmp_path: Path) -> None:
+    plain = Settings(data_dir=tmp_path)
+    assert hash_of(settings(tmp_path, tracker_dir=tmp_path)) == hash_of(plain)
+    assert hash_of(settings(tmp_path, kl_coef=0.125)) != hash_of(plain)
+
+
+def test_trackers_can_be_named_in_a_file_and_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "clawstream.yaml"
+    path.write_text("learner: {trackers: [tensorboard, wandb]}", encoding="utf-8")
+    assert load_settings(path).learner.trackers == ("tensorboard", "wandb")
+    monkeypatch.setenv("CLAWSTREAM_LEARNER__TRACKERS", '["mlflow"]')
+    assert load_settings(path).learner.trackers == ("mlflow",)
 
 
 def test_trl_s_names_stand_for_metrics_of_ours() -> None:
