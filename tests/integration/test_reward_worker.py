@@ -13,6 +13,10 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
+from processors.replay.compare import Comparison
+from processors.replay.places import Range
+from processors.replay.report import compare_with_live
+from processors.replay.shadow import Job, prepare, replay_partition
 from processors.reward.agent import RewardProcessor
 from streams.contracts import (
     AttributedBy,
@@ -29,7 +33,7 @@ from streams.contracts import (
 )
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
-from streams.settings import RewardSettings
+from streams.settings import RewardSettings, load_settings
 from tests.conftest import CreateTopics
 from tests.integration.harness import DEADLINE_S, Bench, WorkerProcess, wait_until
 from tests.integration.reward_worker import topics_of
@@ -228,3 +232,34 @@ def test_poison_is_kept_with_its_coordinates_and_the_stream_goes_on(bench: Rewar
         (bench.topics.segments, 1, offset): reason for offset, (_, reason) in enumerate(poison)
     }
     assert worker.process.poll() is None
+
+
+def test_a_shadow_replay_of_the_rewards_differs_where_the_weights_do(bench: RewardBench) -> None:
+    worker = bench.start()
+    worker.wait_ready()
+    bench.produce(0, 40)
+    bench.flush()
+    bench.assert_exact()
+    worker.stop_in_peace()
+    offsets = {r.partition: r.offset + 1 for r in bench.read(bench.topics.segments, PARTITIONS)}
+    job = Job(
+        stage="reward",
+        ranges=tuple(Range(bench.topics.segments, p, 0, end) for p, end in offsets.items()),
+        read_from_ms=0,
+        compare_from_ms=0,
+        inputs=(bench.topics.segments,),
+        output=bench.topics.scored,
+    )
+
+    def replayed(name: str, **reward: object) -> Comparison:
+        settings = load_settings(bench.config(name, reward=reward))
+        prepare(bench.folder / name, job, settings)
+        for partition in offsets:
+            replay_partition(bench.folder / name, partition, lambda _: None)
+        return compare_with_live(bench.folder / name, settings)
+
+    same = replayed("same")
+    assert (same.is_equal, same.equal) == (True, 50), same.examples
+    other = replayed("other", weight_explicit=0.6, weight_implicit=0.1)
+    assert (other.different, other.fields["config_hash"]) == (50, 50)
+    assert other.fields["rewards[].reward"] > 0
