@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
     from processors.replay.compare import Comparison
-    from processors.replay.places import Place
     from processors.replay.report import Outcomes
     from processors.replay.shadow import Job
     from processors.replay.shadow import Progress as Reached
+    from streams.kafka.places import Place
 
 app = typer.Typer(add_completion=False)
 
@@ -126,9 +126,9 @@ def _plan(
     warm_up: str | None,
     sessions: Sequence[str],
 ) -> Job:
-    from processors.replay.places import parse_place, ranges_between, resolve
     from processors.replay.shadow import Job
     from processors.replay.stages import build_stage
+    from streams.kafka.places import parse_place, ranges_between, resolve
     from streams.serde import build_codec
 
     now_ms = time.time_ns() // 1_000_000
@@ -152,7 +152,7 @@ def _plan(
 
 def _before(first: Place, warm_up: str | None, needed_ms: int) -> Place:
     """Where reading begins."""
-    from processors.replay.places import EARLIEST, Place, duration_ms
+    from streams.kafka.places import EARLIEST, Place, duration_ms
 
     if warm_up == EARLIEST:
         return Place(EARLIEST)

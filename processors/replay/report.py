@@ -9,12 +9,12 @@ from pathlib import Path
 
 from processors.feedback_align import codec as align_codec
 from processors.replay.compare import Comparison, Where, compare
-from processors.replay.places import Range
 from processors.replay.shadow import Job, load_job, store_path
 from processors.replay.stages import RECORD_TYPES, Stage
 from processors.replay.store import Made, PartitionStore
 from streams.contracts import TrajectorySegment
 from streams.errors import RecordError, ReplayError
+from streams.kafka.places import Range
 from streams.kafka.reading import read_messages
 from streams.serde import Codec, build_codec
 from streams.settings import Settings

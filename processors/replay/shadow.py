@@ -25,7 +25,6 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from processors.feedback_align.agent import AlignTopics
-from processors.replay.places import Range
 from processors.replay.stages import Stage, build_stage
 from processors.replay.store import PartitionStore
 from processors.reward.agent import RewardTopics
@@ -36,6 +35,7 @@ from streams.contracts import TICK_HEADER
 from streams.errors import BrokerError, ClawstreamError, ReplayError
 from streams.kafka.admin import Admin
 from streams.kafka.clients import make_consumer
+from streams.kafka.places import Range
 from streams.serde import build_codec
 from streams.settings import Settings, load_settings, write_settings
 

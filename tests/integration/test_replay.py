@@ -17,11 +17,11 @@ from confluent_kafka.admin import AdminClient
 
 from processors.replay import shadow
 from processors.replay.compare import Comparison
-from processors.replay.places import Place, Range, ranges_between, resolve
 from processors.replay.report import Outcomes, compare_with_live, outcomes
 from processors.replay.shadow import Job, Progress, prepare, replay_partition, store_path
 from processors.replay.store import Made, PartitionStore
 from streams.errors import ReplayError
+from streams.kafka.places import Place, Range, ranges_between, resolve
 from streams.settings import Settings, load_settings
 from tests.conftest import CreateTopics
 from tests.integration.align_worker import configs_of, topics_of

@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from processors.replay.compare import Comparison
-from processors.replay.places import Range
 from processors.replay.report import compare_with_live
 from processors.replay.shadow import Job, prepare, replay_partition
 from processors.reward.agent import RewardProcessor
@@ -31,6 +30,7 @@ from streams.contracts import (
     StepFeedback,
     TrajectorySegment,
 )
+from streams.kafka.places import Range
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import RewardSettings, load_settings

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from confluent_kafka import TopicPartition
 
-from processors.replay.places import Place, Range, parse_place, ranges_between, resolve
 from streams.errors import ReplayError
+from streams.kafka.places import Place, Range, parse_place, ranges_between, resolve
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
