@@ -1,6 +1,7 @@
 """Runs a reward worker: ``python -m processors.reward --config FILE``.
 
-``explain SEGMENT_ID`` prints where the rewards of a segment come from instead.
+``explain SEGMENT_ID`` prints where the rewards of a segment come from instead; ``shadow NAME``
+runs another formula beside the real one, and ``compare NAME`` says how they differ.
 """
 
 from __future__ import annotations
@@ -17,7 +18,11 @@ from processors.runtime.process import main_of
 from streams.errors import ClawstreamError
 from streams.process import report
 
-SUBCOMMANDS = {"explain": "processors.reward.explain"}
+SHADOW = "shadow"
+SUBCOMMANDS = {
+    "explain": "processors.reward.explain",
+    "compare": "processors.reward.compare",
+}
 """Commands of the reward besides the worker itself: the module that has each."""
 
 
@@ -32,6 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name in given:
             given.remove(name)
             return run_subcommand(name, given)
+    if SHADOW in given:
+        given.remove(SHADOW)
+        from processors.reward import shadow
+
+        return shadow.main(given)
     return main_of("reward", STAGE, build_spec, argv)
 
 

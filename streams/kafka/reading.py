@@ -20,6 +20,7 @@ T = TypeVar("T", bound="Record")
 GROUP = "clawstream-reading"
 _TIMEOUT_S = 30.0
 _POLL_S = 1.0
+_RETRY_S = 0.1
 
 
 def read_records(
@@ -75,9 +76,7 @@ def _read(consumer: Consumer, topic: str, since_ms: int | None) -> Iterator[Mess
     if found is None or found.error is not None:
         raise TopicError(f"there is no topic {topic}: run `clawstream topics apply`")
     for partition in sorted(found.partitions):
-        low, high = consumer.get_watermark_offsets(
-            TopicPartition(topic, partition), timeout=_TIMEOUT_S
-        )
+        low, high = _ends(consumer, topic, partition)
         start = low
         if since_ms is not None:
             asked = TopicPartition(topic, partition, since_ms)
@@ -106,6 +105,27 @@ def _read(consumer: Consumer, topic: str, since_ms: int | None) -> Iterator[Mess
                 yield message
             if offset >= high - 1:
                 break
+
+
+def _ends(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    """The first offset there is and the next one; a partition may be without leader for a while."""
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+    passing = (
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=_TIMEOUT_S
+            )
+        except KafkaException as error:
+            if error.args[0].code() not in passing or time.monotonic() > deadline:
+                raise
+            consumer.poll(_RETRY_S)
 
 
 __all__ = ["read_messages", "read_records"]

@@ -25,11 +25,26 @@ from streams.settings import load_settings
         ("confirmation: .inf", "reward.confirmation:"),
         ("history_ratings: 14", "history_ratings must be at least 15"),
         ("repetition_similarity: high", "reward.repetition_similarity:"),
+        ("crowd_window_ms: 0", "reward.crowd_window_ms:"),
+        ("burst_window_ms: 0", "reward.burst_window_ms:"),
+        ("burst_ratings: 1", "reward.burst_ratings:"),
+        ("flood_factor: 1", "reward.flood_factor:"),
+        ("contradiction_share: 0.5", "reward.contradiction_share:"),
+        ("cohort_share: 0", "reward.cohort_share:"),
+        ("cohort_raters_min: 1", "reward.cohort_raters_min:"),
+        ("diversity_replies: 0", "reward.diversity_replies:"),
+        ("{diversity_free: 5, diversity_full: 5}", "reward: diversity_full must be above"),
+        ("weight_judge: 2", "reward.weight_judge:"),
+        ("follow_up_saturation: 0", "reward.follow_up_saturation:"),
+        ("plugin_components: {brevity: 2}", "reward.plugin_components.brevity:"),
+        ("plugin_signals: {escalation: a}", "reward.plugin_signals.escalation:"),
+        ("filter_rows: false", "reward.filter_rows: unknown key (did you mean filter_row?)"),
     ],
 )
 def test_bad_values_name_their_key(tmp_path: Path, yaml: str, message: str) -> None:
     file = tmp_path / "clawstream.yaml"
-    file.write_text(f"reward:\n  {yaml}\n", encoding="utf-8")
+    text = f"reward: {yaml}" if yaml.startswith("{") else f"reward:\n  {yaml}"
+    file.write_text(f"{text}\n", encoding="utf-8")
     with pytest.raises(SettingsError) as caught:
         load_settings(file, environ={})
     assert message in str(caught.value)
@@ -43,3 +58,24 @@ def test_other_weights_that_add_up_are_taken(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert load_settings(file, environ={}).reward.weight_business == 0.7
+
+
+@pytest.mark.parametrize(
+    ("yaml", "message"),
+    [
+        ("judge: {votes: 0}", "judge.votes:"),
+        ("judge: {timeout_ms: 0}", "judge.timeout_ms:"),
+        ("judge: {url: 'judge:8000'}", "judge.url: must look like http://host:port"),
+        ("judge: {modell: m}", "judge.modell: unknown key (did you mean model?)"),
+        ("judge: {url: 'http://j/v1', plugin: p}", "judge: url and plugin are two judges"),
+        ("gateway: {outcomes: {bought: 2}}", "gateway.outcomes.bought:"),
+    ],
+)
+def test_bad_values_beside_the_reward_name_their_key_too(
+    tmp_path: Path, yaml: str, message: str
+) -> None:
+    file = tmp_path / "clawstream.yaml"
+    file.write_text(f"{yaml}\n", encoding="utf-8")
+    with pytest.raises(SettingsError) as caught:
+        load_settings(file, environ={})
+    assert message in str(caught.value)
