@@ -67,7 +67,8 @@ def mapped_errors(what: str, url: URL) -> Iterator[None]:
     """
     try:
         yield
-    except (SQLAlchemyError, sqlite3.Error, CommandError, OSError) as error:
+    # ValueError: what JSON cannot hold; on SQLite it comes wrapped, from psycopg as it is.
+    except (SQLAlchemyError, sqlite3.Error, CommandError, OSError, ValueError) as error:
         _raise_mapped(error, what, url)
 
 
@@ -194,7 +195,7 @@ def _advice(error: Exception) -> str:
     if isinstance(error, CommandError):
         return "The registry was written by a newer clawstream: upgrade this one"
     if isinstance(error, IntegrityError):
-        return "Another process recorded the same: make sure that one learner runs per policy"
+        return "Another learner of this policy is at work, or it was recorded before: stop one"
     if isinstance(error, OperationalError | OSError):
         return "Check that the database is reachable and writable, and REGISTRY_URL is right"
     return "Check REGISTRY_URL and the database's own log"

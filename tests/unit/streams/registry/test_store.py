@@ -149,7 +149,7 @@ def test_only_the_next_number_is_taken(number: int, registry: Registry) -> None:
 
 def test_a_failed_record_leaves_nothing(registry: Registry) -> None:
     twice = (LINEAGE[0], LINEAGE[0])
-    with pytest.raises(RegistryError, match="one learner runs per policy"):
+    with pytest.raises(RegistryError, match="Another learner of this policy"):
         registry.record(FULL, lineage=twice, checkpoint=checkpoint(1))
     assert registry.versions() == ()
     assert registry.live("default") is None
