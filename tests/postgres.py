@@ -63,7 +63,7 @@ def postgres(folder: Path) -> Iterator[str]:
         assert done.returncode == 0, done.stdout.decode() + said
 
     run("initdb", "-D", str(data), "-U", USER, "-A", "trust", "-E", "UTF8", "--no-sync")
-    options = f"-F -h 127.0.0.1 -p {port} -k '{folder}'"
+    options = f"-F -h 127.0.0.1 -p {port} -k ''"
     run("pg_ctl", "-D", str(data), "-l", str(log), "-w", "-o", options, "start")
     try:
         yield f"postgresql+psycopg://{USER}@127.0.0.1:{port}/"
