@@ -88,6 +88,7 @@ class PolicyNetwork:
     ) -> None:
         self._base = base
         self._chunk_tokens = settings.logprob_chunk_tokens
+        self._entropy_gradient = settings.ent_coef > 0.0
         self._detach_value = settings.detach_value
         causal = base.model
         self._backbone = getattr(causal, causal.base_model_prefix)
@@ -193,6 +194,7 @@ class PolicyNetwork:
             torch.cat([row.temperatures for row in rows]),
             bias=self._head.bias,
             chunk_tokens=self._chunk_tokens,
+            entropy_gradient=self._entropy_gradient,
         )
         return Scores(
             logprobs=scores.logprobs,

@@ -16,8 +16,8 @@ advantages come from (`learner.targets`). What is decided here, and why:
 * Losses are means over the minibatch's tokens, however it is cut into micro-batches.
 * The norms of the adapter's and the value head's gradients are clipped apart: the head's is
   larger by orders of magnitude at first, and would scale the policy's away.
-* How far an update went is measured after its last step, by one more pass over its samples:
-  what the loss saw on the way lags a step behind.
+* How far an update went is measured after its last step, by one more pass over some of its
+  samples (`measure_every`): what the loss saw on the way lags a step behind.
 * An update that fails or is stopped leaves everything as it was before.
 """
 
@@ -262,7 +262,7 @@ class PpoUpdater:
         self._set_learning_rates()
         totals = self._train(rows, rollout, targets, plan, lengths, generator)
         # 5. Measure how far that went.
-        moved = self._moved(rows, rollout, micro_batches)
+        moved = self._moved(rows, rollout, self._measured(micro_batches))
         self._updates += 1
         # 6. Report.
         metrics = {
@@ -526,8 +526,11 @@ class PpoUpdater:
         rollout: Rollout,
         micro_batches: Sequence[Sequence[int]],
     ) -> dict[str, float]:
-        """KL of the policy before the update to the one it has become."""
-        mask = rollout.loss_mask
+        """KL of the policy before the update to the one it has become, on these samples."""
+        seen = torch.zeros_like(rollout.loss_mask)
+        for micro in micro_batches:
+            seen[micro] = True
+        mask = rollout.loss_mask & seen
         logprobs = torch.zeros_like(rollout.old_logprobs)
         for micro, counts in self._team.turns(micro_batches):
             self._go_on_or_stop()
@@ -542,6 +545,11 @@ class PpoUpdater:
             )
             for name in estimators
         }
+
+    def _measured(self, micro_batches: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Every n-th micro-batch, or one; the first of a minibatch is its shortest."""
+        every = self._settings.measure_every
+        return micro_batches[min(every // 2, len(micro_batches) - 1) :: every]
 
     def _mean_loss(
         self,

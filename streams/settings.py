@@ -338,7 +338,8 @@ class LearnerSettings(Section):
     negative_advantage_weight: Share = 1.0
     detach_value: bool = True
     gradient_checkpointing: bool = False
-    logprob_chunk_tokens: PositiveInt = 1_024
+    logprob_chunk_tokens: PositiveInt = 256
+    measure_every: PositiveInt = 4
     digest_mismatch: Literal["refuse", "rerender"] = "refuse"
     interrupted_replies: Literal["skip", "train"] = "skip"
     warm_start_epochs: PositiveInt = 1

@@ -44,6 +44,23 @@ def test_values_and_gradients_equal_plain_autograd(chunk_tokens: int, with_bias:
     torch.testing.assert_close(ours.grad, plain.grad, atol=2e-6, rtol=1e-5)
 
 
+def test_without_a_gradient_of_the_entropy_the_rest_is_the_same() -> None:
+    hidden, weight, bias, targets, temperatures = _inputs()
+    ours, whole = hidden.clone().requires_grad_(), hidden.clone().requires_grad_()
+    scores = linear_logprobs(
+        ours, weight, targets, temperatures, bias=bias, chunk_tokens=4, entropy_gradient=False
+    )
+    expected = linear_logprobs(whole, weight, targets, temperatures, bias=bias, chunk_tokens=4)
+    assert torch.equal(scores.logprobs, expected.logprobs)
+    assert torch.equal(scores.entropies, expected.entropies)
+    assert not scores.entropies.requires_grad
+    scores.logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    expected.logprobs.sum().backward()  # type: ignore[no-untyped-call]
+    assert ours.grad is not None
+    assert whole.grad is not None
+    assert torch.equal(ours.grad, whole.grad)
+
+
 def test_half_precision_states_are_scored_in_float32() -> None:
     hidden, weight, _, targets, temperatures = _inputs()
     half = hidden.bfloat16().requires_grad_()
