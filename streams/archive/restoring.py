@@ -18,6 +18,7 @@ from streams.archive.chain import Break
 from streams.archive.columns import Row
 from streams.archive.reading import Archive
 from streams.errors import ArchiveError, BrokerError, TopicError
+from streams.kafka.reading import offset_range
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, Message, Producer
@@ -169,11 +170,7 @@ class Restorer:
 
     def _check_beginning(self, consumer: Consumer, topic: str, into: str, partition: int) -> int:
         """How many records of the archive are in the topic already."""
-        from confluent_kafka import TopicPartition
-
-        low, high = consumer.get_watermark_offsets(
-            TopicPartition(into, partition), timeout=_TIMEOUT_S
-        )
+        low, high = offset_range(consumer, into, partition)
         if low > 0:
             raise _not_ours(into, partition, "its first records are gone")
         footers = self._archive.footers(topic).get(partition, [])

@@ -19,6 +19,7 @@ from streams.archive.layout import FileName, of_topic
 from streams.archive.store import Store
 from streams.contracts import Record
 from streams.errors import ArchiveError, BrokerError, TopicError
+from streams.kafka.reading import offset_range
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 GROUP = "clawstream-archive"
 _PORTION = 1_000
 _POLL_S = 0.2
-_TIMEOUT_S = 30.0
 _TIMESTAMP_TYPES = {0: "CreateTime", 1: "CreateTime", 2: "LogAppendTime"}
 
 Partition = tuple[str, int]
@@ -217,15 +217,11 @@ class Archiver:
         raise BrokerError(f"cannot read {where}: {_text(error)}")
 
     def _starts(self, consumer: Consumer, sources: Mapping[str, Source]) -> dict[Partition, Start]:
-        from confluent_kafka import TopicPartition
-
         found: dict[Partition, Start] = {}
         for topic, source in sources.items():
             files = of_topic(self._store.files(topic), topic)
             for partition in range(source.partitions):
-                low, high = consumer.get_watermark_offsets(
-                    TopicPartition(topic, partition), timeout=_TIMEOUT_S
-                )
+                low, high = offset_range(consumer, topic, partition)
                 # Names say where files start; where the last one ends its footer says.
                 last = [read_footer(self._store, f.name) for f in files.get(partition, [])[-1:]]
                 found[topic, partition] = self._start(topic, partition, source, last, low, high)

@@ -20,6 +20,7 @@ T = TypeVar("T", bound="Record")
 GROUP = "clawstream-reading"
 _TIMEOUT_S = 30.0
 _POLL_S = 1.0
+_PAUSE_S = 0.2
 _RETRY_S = 0.1
 
 
@@ -128,4 +129,33 @@ def _ends(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
             consumer.poll(_RETRY_S)
 
 
-__all__ = ["read_messages", "read_records"]
+def offset_range(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
+    """The first offset of a partition and the one after its last, its end for everybody.
+
+    Waits a little for a partition whose leader is only being found, as after it was created.
+
+    Raises:
+        BrokerError: Kafka does not answer.
+    """
+    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+    passing = (
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        try:
+            return consumer.get_watermark_offsets(
+                TopicPartition(topic, partition), timeout=_TIMEOUT_S
+            )
+        except KafkaException as error:
+            if error.args[0].code() not in passing or time.monotonic() > deadline:
+                raise BrokerError(
+                    f"cannot tell where {topic} partition {partition} ends: {error.args[0].str()}"
+                ) from error
+            time.sleep(_PAUSE_S)
+
+
+__all__ = ["offset_range", "read_messages", "read_records"]

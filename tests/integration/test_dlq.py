@@ -44,6 +44,7 @@ from tests.integration.harness import DEADLINE_S, ROOT, Bench, wait_until
 pytestmark = pytest.mark.broker
 
 PARTITIONS = 2
+KEPT = {"retention.ms": "-1"}
 CODEC = build_codec()
 AUTHOR = Author(at_ms=1_800_000_000_000, actor="ann", note="v3 is in")
 UNKNOWN = UnknownSchemaError("schema fingerprint 00 is not known here")
@@ -92,7 +93,7 @@ def rig(
     tmp_path: Path,
 ) -> Iterator[Rig]:
     origin, dead = unique_name("origin"), unique_name("dead")
-    create_topics({origin: (PARTITIONS, {}), dead: (3, {})})
+    create_topics({origin: (PARTITIONS, KEPT), dead: (3, KEPT)})
     made = Rig(kafka_bootstrap, tmp_path, origin, dead)
     yield made
     made.stop_all()
