@@ -309,7 +309,7 @@ def _record(item: Plan, position: int) -> TrajectorySegment:
     )
 
 
-def _log(plans: Sequence[Plan]) -> list[TrajectorySegment]:
+def log_of(plans: Sequence[Plan]) -> list[TrajectorySegment]:
     positions: dict[int, int] = defaultdict(int)
     log = []
     for item in plans:
@@ -332,7 +332,7 @@ def _feed(
 def test_users_interleaved_in_any_way_give_the_same_results(
     plans: list[Plan], data: st.DataObject
 ) -> None:
-    log = _log(plans)
+    log = log_of(plans)
     by_user: dict[str, list[TrajectorySegment]] = defaultdict(list)
     for item in log:
         by_user[record_key(item)].append(item)
@@ -353,7 +353,7 @@ def test_users_interleaved_in_any_way_give_the_same_results(
 def test_a_machine_restored_at_any_points_goes_on_as_if_nothing_happened(
     plans: list[Plan], stops: list[bool]
 ) -> None:
-    log = _log(plans)
+    log = log_of(plans)
     expected_state, expected = _feed(log, CROWDED)
     written: dict[bytes, bytes] = {}
     state, effects = RewardState(), []
@@ -374,7 +374,7 @@ def test_a_machine_restored_at_any_points_goes_on_as_if_nothing_happened(
 
 @given(plans=st.lists(plan, max_size=25))
 def test_each_record_is_scored_once_and_what_is_kept_is_bounded(plans: list[Plan]) -> None:
-    log = _log(plans)
+    log = log_of(plans)
     state, effects = _feed(log)
     newest: dict[str, int] = {}
     for item, new in zip(log, effects, strict=True):
@@ -394,7 +394,7 @@ def test_a_final_history_holds_the_newest_revision_of_each_segment_only(plans: l
     wide = RewardSettings()
     state = RewardState()
     newest: dict[tuple[UserKey, str], TrajectorySegment] = {}
-    for item in _log(plans):
+    for item in log_of(plans):
         where = UserKey(item.policy, record_key(item)), item.segment_id
         if where not in newest or newest[where].revision < item.revision:
             newest[where] = item
