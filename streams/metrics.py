@@ -78,6 +78,11 @@ NONZERO = Metric(
     "clawstream_nonzero_rewards", "counter", ("processor",),
     "Segments with at least one reward that is not 0.",
 )  # fmt: skip
+NONZERO_ALARMS = Metric(
+    "clawstream_nonzero_alarms", "counter", ("processor",),
+    "Times the share of segments with a reward that is not 0 fell below "
+    "`reward.nonzero_share_alarm` (5%), in the last 1,000 of a partition.",
+)  # fmt: skip
 REVIEWS = Metric(
     "clawstream_reviews", "counter", ("processor",),
     "Feedback sent to people for review.",
@@ -189,6 +194,7 @@ ALL: tuple[Metric, ...] = (
     REVISIONS,
     SCORED,
     NONZERO,
+    NONZERO_ALARMS,
     REVIEWS,
     RATINGS,
     HELD_RATINGS,

@@ -26,6 +26,9 @@ from streams.topics import DEAD_LETTERS, REVIEWS, SCORED, SEGMENTS
 STAGE = "reward"
 SIGNS = {-1: "negative", 0: "neutral", 1: "positive"}
 
+NONZERO_WINDOW = 1_000
+"""Of so many segments scored last in a partition the share with a reward is watched."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -70,6 +73,8 @@ class RewardProcessor:
         self._waiting: deque[RawRecord] = deque()
         self._applied: dict[str, int] = {}
         self._sizes: dict[bytes, int] = {}
+        self._nonzero: deque[bool] = deque(maxlen=NONZERO_WINDOW)
+        self._scarce = False
         self._state_bytes = 0
 
     def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
@@ -195,9 +200,29 @@ class RewardProcessor:
                 names.JUDGE_AGREEMENT, explicit=SIGNS[pair.explicit], judged=SIGNS[pair.judged]
             )
         self._metrics.add(names.SCORED, trainable=str(scored.trainable).lower())
-        if any(reward.reward != 0 for reward in scored.rewards):
+        nonzero = any(reward.reward != 0 for reward in scored.rewards)
+        if nonzero:
             self._metrics.add(names.NONZERO)
+        self._watch(nonzero)
         return Output(topic=topic, key=key, value=value)
+
+    def _watch(self, nonzero: bool) -> None:
+        """Raise an alarm when too few of the last segments have any reward, once each time."""
+        self._nonzero.append(nonzero)
+        if len(self._nonzero) < NONZERO_WINDOW:
+            return
+        share = sum(self._nonzero) / NONZERO_WINDOW
+        scarce = share < self._settings.nonzero_share_alarm
+        if scarce and not self._scarce:
+            self._metrics.add(names.NONZERO_ALARMS)
+            logger.warning(
+                "only %.1f%% of the last %d segments have a reward that is not 0 (alarm below "
+                "%.1f%%): is feedback arriving? see untrainable_reason on trajectory.scored",
+                100 * share,
+                NONZERO_WINDOW,
+                100 * self._settings.nonzero_share_alarm,
+            )
+        self._scarce = scarce
 
     def _dead(self, dead: DeadLetter) -> Output:
         self._metrics.add(names.DEAD_LETTERS, reason=dead.reason)
