@@ -26,7 +26,7 @@ from streams.bench.report import Report
 from streams.errors import BenchError
 from streams.settings import Settings
 
-SEEDS, UPDATES = 3, 9
+SEEDS, UPDATES = 3, 8
 QUICK_SEEDS, QUICK_UPDATES = 1, 6
 
 
@@ -47,7 +47,7 @@ class LearningPlan:
     subjects: Sequence[Subject] = SUBJECTS
     seeds: int = SEEDS
     updates: int = UPDATES
-    replies: int = 32
+    replies: int = 24
     base: str = SMOLLM2
     first_layer: int = FIRST_LAYER
     processes: int | None = None

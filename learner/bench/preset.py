@@ -79,6 +79,11 @@ class Job:
                 return condition
 
     @property
+    def minibatch(self) -> int:
+        """Replies of one optimizer step, which fit into one forward and backward pass."""
+        return max(1, self.replies // MINIBATCHES)
+
+    @property
     def data(self) -> Path:
         """``data_dir`` as a path."""
         return Path(self.data_dir)
@@ -121,7 +126,7 @@ def learner_settings(job: Job) -> LearnerSettings:
     sparse = job.subject == "sparse"
     return LearnerSettings(
         batch_segments=job.replies,
-        micro_batch_segments=16,
+        micro_batch_segments=job.minibatch,
         minibatches=MINIBATCHES,
         epochs=EPOCHS,
         learning_rate=LEARNING_RATE,

@@ -32,21 +32,22 @@ def main(argv: list[str]) -> int:
 
 def measure(job: SpeedJob) -> dict[str, float]:
     """``tokens_per_s`` of one update, prompts included, and ``peak_mb`` of the whole process
-    (of the device where there is one)."""
+    (of the device where there is one); ``cpu_s`` says how busy the processors were with it."""
     vocabulary, prepared = _subject(job)
     rollouts = rollouts_of(job, vocabulary)
     prepared(sorted(rollouts, key=len)[: job.micro_batch])()
     _forget(job)
     update = prepared(rollouts)
     _synchronise(job)
-    began_s = time.perf_counter()
+    began_s, cpu_s = time.perf_counter(), time.process_time()
     update()
     _synchronise(job)
-    seconds = time.perf_counter() - began_s
+    seconds, cpu_s = time.perf_counter() - began_s, time.process_time() - cpu_s
     return {
         "tokens_per_s": sum(map(len, rollouts)) / seconds,
         "peak_mb": _peak_mb(job),
         "seconds": seconds,
+        "cpu_s": cpu_s,
     }
 
 

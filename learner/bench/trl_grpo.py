@@ -216,7 +216,7 @@ def play(job: Job, on_round: Callable[[Round], None]) -> None:
     recipe = Recipe(
         epochs=preset.EPOCHS,
         minibatches=preset.MINIBATCHES,
-        micro_batch=16,
+        micro_batch=job.minibatch,
         beta=preset.KL_COEF,
         learning_rate=preset.LEARNING_RATE,
         clip=preset.CLIP_COEF,
