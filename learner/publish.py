@@ -161,6 +161,11 @@ class Publisher:
             BrokerError: An event could not be sent; it stays in the outbox.
             RegistryError: The artifacts are not this registry's; nothing was removed.
         """
+        with self._artifacts.numbering(self._policy):
+            self._clear_up()
+        self.send_unpublished()
+
+    def _clear_up(self) -> None:
         known = self._registry.artifact_uris(self._policy)
         number = self._registry.next_version(self._policy)
         orphans = self._artifacts.orphans(self._policy, known)
@@ -179,7 +184,6 @@ class Publisher:
             if _version_of(name) is not None:
                 log.info("removed what an unfinished update left uri=%s", uri)
                 self._artifacts.remove(uri)
-        self.send_unpublished()
 
     def send_unpublished(self) -> int:
         """Send every event that Kafka has not acknowledged, in order; how many there were.
@@ -203,6 +207,20 @@ class Publisher:
             ArtifactError: The files cannot be written; nothing is recorded.
             RegistryError: The version cannot be recorded; its files are orphans.
         """
+        # A retrain may want a number at the same time.
+        with self._artifacts.numbering(self._policy):
+            version = self._record(finished)
+        try:
+            self.send_unpublished()
+        except BrokerError as error:
+            log.warning("version %d is recorded, its event waits: %s", version.version, error)
+        try:
+            self._prune()
+        except ArtifactError as error:
+            log.warning("an old state stays until the next start: %s", error)
+        return version
+
+    def _record(self, finished: FinishedUpdate) -> ModelVersion:
         number = self._registry.next_version(self._policy)
         adapter = self._artifacts.write(self._policy, f"{_ADAPTER}{number}", finished.save_adapter)
         gate = sanity_gate(
@@ -214,20 +232,11 @@ class Publisher:
         passed = all(decision.passed for decision in gate)
         resume_from = finished.after if passed else finished.before
         state = self._artifacts.write(self._policy, f"{_STATE}{number}", resume_from.write)
-        version = self._registry.record(
+        return self._registry.record(
             self._version(number, finished, adapter, gate),
             lineage=segment_uses(finished.used),
             checkpoint=_checkpoint(number, finished, state),
         )
-        try:
-            self.send_unpublished()
-        except BrokerError as error:
-            log.warning("version %d is recorded, its event waits: %s", number, error)
-        try:
-            self._prune()
-        except ArtifactError as error:
-            log.warning("an old state stays until the next start: %s", error)
-        return version
 
     def _prune(self) -> None:
         for uri in self._registry.prune_checkpoints(self._policy, self._keep_checkpoints):
@@ -380,8 +389,13 @@ def segment_uses(used: Sequence[Candidate]) -> tuple[SegmentUse, ...]:
 
 
 def segments_digest(used: Sequence[Candidate]) -> str:
+    """The `uses_digest` of the segments."""
+    return uses_digest(segment_uses(used))
+
+
+def uses_digest(uses: Sequence[SegmentUse]) -> str:
     """SHA-256 (hex) over the compact JSON of the sorted ``[segment_id, revision]`` pairs."""
-    pairs = [[use.segment_id, use.revision] for use in segment_uses(used)]
+    pairs = sorted([use.segment_id, use.revision] for use in uses)
     packed = json.dumps(pairs, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(packed.encode()).hexdigest()
 

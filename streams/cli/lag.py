@@ -108,12 +108,14 @@ def _look(view: Watch, looks: int, interval_s: float) -> list[LagStatus]:
 def _learner_positions(settings: Settings) -> Mapping[Stage, Mapping[tuple[str, int], int]]:
     """The learner's offsets live with its versions, in the registry."""
     from streams.lag.groups import Stage
-    from streams.registry import Registry
+    from streams.registry import RETRAIN, Registry
     from streams.topics import SCORED
 
     with Registry.open(settings.effective_registry_url) as registry:
         versions = registry.versions(settings.learner.policy)
-    newest = max(versions, key=lambda version: version.version, default=None)
+    # A retrained version saw another part of the log.
+    own = [version for version in versions if RETRAIN not in version.attributes]
+    newest = max(own, key=lambda version: version.version, default=None)
     offsets = () if newest is None else newest.source_offsets
     stage = Stage("learn", f"registry:{settings.learner.policy}", (SCORED,))
     return {stage: {(place.topic, place.partition): place.end for place in offsets}}

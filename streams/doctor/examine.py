@@ -218,8 +218,7 @@ def _newest_version(settings: Settings) -> int | None:
     from streams.registry import Registry
 
     with Registry.open(settings.effective_registry_url) as registry:
-        versions = registry.versions(settings.learner.policy)
-    return max((version.version for version in versions), default=None)
+        return registry.newest_good(settings.learner.policy)
 
 
 @contextmanager

@@ -24,6 +24,7 @@ from streams.errors import ArtifactError
 
 _TEMPORARY = ".writing-"
 _LOCK = ".lock"
+_NUMBERING = ".numbering"
 _BLOCK = 1 << 20
 
 
@@ -38,7 +39,8 @@ class StoredFolder:
 class ArtifactStore:
     """Folders below one root, each written once and never changed.
 
-    One process writes for a policy at a time (see ``claim``); any number may read.
+    One learner writes for a policy at a time (see ``claim``), and a retrain beside it with the
+    learner's leave (see ``numbering``); any number may read.
     """
 
     def __init__(self, root: Path) -> None:
@@ -114,10 +116,32 @@ class ArtifactStore:
                 ) from error
             yield
 
+    @contextlib.contextmanager
+    def numbering(self, policy: str) -> Iterator[None]:
+        """Be the only one to write folders for a policy and give its next version a number.
+
+        Waits until whoever is at it has done; held for seconds, and gone with its process.
+
+        Raises:
+            ArtifactError: The folder cannot be written.
+        """
+        folder = self._folder(policy)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = (folder / _NUMBERING).open("w")
+        except OSError as error:
+            raise ArtifactError(
+                f"cannot write {error.filename or folder}: {error.strerror}; check the free space "
+                "and the rights of the artifact folder"
+            ) from error
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
     def remove_unfinished(self, policy: str) -> tuple[str, ...]:
         """Remove the folders whose writing was interrupted; their names.
 
-        Only the process that writes for the policy may call this.
+        Only the learner of the policy may call this, within ``numbering``.
         """
         unfinished = [p for p in self._entries(policy) if p.name.startswith(_TEMPORARY)]
         for path in unfinished:

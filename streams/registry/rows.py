@@ -31,6 +31,10 @@ from streams.registry.models import (
 LIVE = "live"
 """The alias that names the version a policy answers with."""
 
+RETRAIN = "retrain"
+"""The attribute of a version that was trained beside its learner's own line, on a part of the log:
+the learner neither goes on from it nor counts what it was trained on. Names the retrain."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentUse:

@@ -14,7 +14,7 @@ import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 
-from sqlalchemy import Engine, func, select, update
+from sqlalchemy import Engine, Select, func, select, update
 from sqlalchemy.orm import Session
 
 from streams.contracts import ModelVersion, VersionStatus
@@ -29,6 +29,7 @@ from streams.registry.models import (
 )
 from streams.registry.rows import (
     LIVE,
+    RETRAIN,
     AliasMove,
     Checkpoint,
     SegmentUse,
@@ -220,12 +221,17 @@ class Registry:
             return tuple(SegmentUse(segment_id=i, revision=revision) for i, revision in rows)
 
     def versions_using(self, policy: str, segment_ids: Iterable[str]) -> dict[str, frozenset[int]]:
-        """Which versions of a policy used each of the segments; absent if none did."""
+        """Which versions of a policy used each of the segments; absent if none did.
+
+        Retrained versions do not count: they are not of the learner's own line.
+        """
         found: dict[str, set[int]] = {}
         with self._read("look up who used segments") as session:
             for chunk in _chunks(segment_ids):
                 query = select(LineageRow.segment_id, LineageRow.version).where(
-                    LineageRow.policy == policy, LineageRow.segment_id.in_(chunk)
+                    LineageRow.policy == policy,
+                    LineageRow.segment_id.in_(chunk),
+                    LineageRow.version.not_in(_retrained(policy)),
                 )
                 for row in session.execute(query):
                     found.setdefault(row.segment_id, set()).add(row.version)
@@ -244,13 +250,17 @@ class Registry:
             return None if row is None else checkpoint_of(row)
 
     def newest_good(self, policy: str) -> int | None:
-        """The newest version that was not rejected, the parent of the next; None is the base."""
+        """The newest version of the learner's own line that was not rejected, the parent of the
+        next; None is the base. Retrained versions are not of that line.
+        """
         rejected = select(StatusChangeRow.version).where(
             StatusChangeRow.policy == policy,
             StatusChangeRow.status == VersionStatus.REJECTED.value,
         )
         query = select(func.max(VersionRow.version)).where(
-            VersionRow.policy == policy, VersionRow.version.not_in(rejected)
+            VersionRow.policy == policy,
+            VersionRow.version.not_in(rejected),
+            VersionRow.version.not_in(_retrained(policy)),
         )
         with self._read(f"read the newest good version of policy {policy!r}") as session:
             return session.scalar(query)
@@ -296,6 +306,13 @@ class Registry:
                 f"version {version.version} of policy {version.policy!r} cannot be recorded: the "
                 f"next number is {expected}. Another learner of this policy is at work; stop one"
             )
+
+
+def _retrained(policy: str) -> Select[int]:
+    """The versions of a policy that were trained beside its learner's own line."""
+    return select(VersionRow.version).where(
+        VersionRow.policy == policy, VersionRow.attributes[RETRAIN].as_string().is_not(None)
+    )
 
 
 def _chunks(values: Iterable[str]) -> Iterator[list[str]]:

@@ -154,7 +154,7 @@ def test_only_the_newest_checkpoints_keep_their_files(
     trainer = FakeTrainer()
     for _ in range(4):
         publisher.publish(finished(trainer))
-    names = sorted(path.name for path in (tmp_path / "artifacts" / "default").iterdir())
+    names = sorted(path.name for path in (tmp_path / "artifacts" / "default").glob("[!.]*"))
     assert names == ["learner-v3", "learner-v4", *(f"policy-v{n}" for n in range(1, 5))]
     publisher.recover()
     assert len(registry.versions("default")) == 4
@@ -179,7 +179,7 @@ def test_recover_removes_what_nobody_refers_to(tmp_path: Path, publisher: Publis
     (folder / ".writing-policy-v2").mkdir()
     (folder / "policy-v2").mkdir()
     publisher.recover()
-    assert sorted(path.name for path in folder.iterdir()) == ["learner-v1", "policy-v1"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["learner-v1", "policy-v1"]
 
 
 def test_a_crash_before_any_operation_leaves_exactly_one_version(tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def _restart(folder: Path) -> str:
     assert checkpoint.version == 2
     LearnerState.read(checkpoint).restore()
     _check_events(folder, registry)
-    folders = sorted(path.name for path in (folder / "artifacts" / "default").iterdir())
+    folders = sorted(path.name for path in (folder / "artifacts" / "default").glob("[!.]*"))
     assert folders == ["learner-v2", "policy-v1", "policy-v2"]
     registry.close()
     return outcome
@@ -348,7 +348,7 @@ def test_leftovers_of_the_next_version_go_and_files_of_others_stay(
     for name in ("policy-v2", "learner-v2", ".writing-learner-v2", "notes"):
         (folder / name).mkdir()
     publisher.recover()
-    assert sorted(path.name for path in folder.iterdir()) == ["learner-v1", "notes", "policy-v1"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == ["learner-v1", "notes", "policy-v1"]
 
 
 def test_a_state_that_cannot_be_removed_does_not_stop_a_publication(

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -187,3 +188,19 @@ def test_a_folder_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ArtifactError, match="cannot create the artifact folder"):
         ArtifactStore.open(str(tmp_path / "file" / "store"))
+
+
+def test_numbers_are_given_one_at_a_time(store: ArtifactStore) -> None:
+    entered = threading.Event()
+
+    def second() -> None:
+        with store.numbering("default"):
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    with store.numbering("default"), store.numbering("npc"):
+        thread.start()
+        assert not entered.wait(0.2)
+    assert entered.wait(30.0)
+    thread.join()
+    assert store.orphans("default", ()) == {}

@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session
 
 from streams.contracts import VersionStatus
 from streams.errors import RegistryError
-from streams.registry import AliasMove, Registry, SegmentUse, StatusChange
+from streams.registry import RETRAIN, AliasMove, Registry, SegmentUse, StatusChange
 from streams.registry.models import Base, VersionRow
 from tests.unit.streams.registry.builders import FULL, checkpoint, version
 
@@ -99,6 +99,16 @@ def test_the_newest_good_version_was_not_rejected(registry: Registry) -> None:
     registry.record(version(2, status=VersionStatus.CANDIDATE))
     registry.record(version(3, status=VersionStatus.REJECTED))
     assert registry.newest_good("default") == 2
+
+
+def test_a_retrained_version_is_beside_the_learners_line(registry: Registry) -> None:
+    registry.record(version(1), lineage=LINEAGE)
+    beside = version(2, status=VersionStatus.CANDIDATE, attributes={RETRAIN: "november"})
+    registry.record(beside, lineage=LINEAGE)
+    assert registry.newest_good("default") == 1
+    assert registry.versions_using("default", ["a"]) == {"a": frozenset({1})}
+    assert registry.lineage("default", 2) == LINEAGE
+    assert registry.next_version("default") == 3
 
 
 def test_history_and_outbox_tell_what_was_announced(registry: Registry) -> None:
