@@ -348,7 +348,11 @@ def test_leftovers_of_the_next_version_go_and_files_of_others_stay(
     for name in ("policy-v2", "learner-v2", ".writing-learner-v2", "notes"):
         (folder / name).mkdir()
     publisher.recover()
-    assert sorted(path.name for path in folder.glob("[!.]*")) == ["learner-v1", "notes", "policy-v1"]
+    assert sorted(path.name for path in folder.glob("[!.]*")) == [
+        "learner-v1",
+        "notes",
+        "policy-v1",
+    ]
 
 
 def test_a_state_that_cannot_be_removed_does_not_stop_a_publication(
