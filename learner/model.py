@@ -11,6 +11,7 @@ import contextlib
 import fcntl
 import hashlib
 import importlib.metadata
+import importlib.util
 import json
 import os
 import shutil
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 from transformers.utils import logging as transformers_logging
 
 from learner import tiny
@@ -110,7 +111,9 @@ def load_base(settings: ModelSettings, data_dir: Path) -> BaseModel:
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     take_share(settings, device)
+    quantised = quantisation(settings, device, dtype)
     if settings.base == TINY:
+        quantised = {}
         tokenizer = tiny.build_tokenizer()
         model = tiny.build_model(len(tokenizer))
         model_id, digest = TINY, _digest_tensors(model)
@@ -118,12 +121,14 @@ def load_base(settings: ModelSettings, data_dir: Path) -> BaseModel:
         folder = _resolve_folder(settings.base, data_dir)
         # bfloat16 weights pay off on a GPU; on a CPU autocast over float32 weights is faster.
         weights = dtype if device.type == "cuda" else torch.float32
-        model, tokenizer = _load_folder(folder, weights)
+        model, tokenizer = _load_folder(folder, weights, quantised)
         model_id = settings.base if settings.base == SMOLLM2 else folder.name
         digest = digest_model_folder(folder)
     _silence_dropout(model)
     model.requires_grad_(False)
-    model.to(device)
+    # Quantised weights are loaded where they belong, and cannot be moved.
+    if not quantised:
+        model.to(device)
     model.eval()
     return BaseModel(
         model=model,
@@ -178,6 +183,32 @@ def take_share(settings: ModelSettings, device: torch.device) -> None:
         torch.set_num_threads(settings.num_threads)
     if device.type == "cuda" and settings.cuda_memory_fraction < 1.0:
         torch.cuda.set_per_process_memory_fraction(settings.cuda_memory_fraction)
+
+
+def quantisation(
+    settings: ModelSettings, device: torch.device, dtype: torch.dtype
+) -> Mapping[str, Any]:
+    """What loading needs besides for 4-bit base weights (NF4, twice quantised); nothing for full.
+
+    The adapter stays in full precision: that is QLoRA (Dettmers et al., 2023).
+
+    Raises:
+        ModelError: 4-bit weights are asked for, and CUDA or bitsandbytes is not there.
+    """
+    if settings.weights == "full":
+        return {}
+    if device.type != "cuda" or importlib.util.find_spec("bitsandbytes") is None:
+        raise ModelError(
+            f"model.weights is 4bit, which needs CUDA (the model is on {device.type}) and the "
+            "package bitsandbytes: install it beside a CUDA torch, or set model.weights to full"
+        )
+    config = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def digest_model_folder(folder: Path) -> str:
@@ -244,12 +275,12 @@ def _resolve_folder(base: str, data_dir: Path) -> Path:
     )
 
 
-def _load_folder(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
+def _load_folder(folder: Path, dtype: torch.dtype, extra: Mapping[str, Any]) -> tuple[Any, Any]:
     try:
         with _quiet():
             tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
             model = AutoModelForCausalLM.from_pretrained(
-                str(folder), dtype=dtype, local_files_only=True
+                str(folder), dtype=dtype, local_files_only=True, **extra
             )
     # The libraries underneath raise many kinds of error for one cause: unusable files.
     except Exception as error:
@@ -415,6 +446,7 @@ __all__ = [
     "digest_model_folder",
     "load_adapter",
     "load_base",
+    "quantisation",
     "resolve_device",
     "resolve_dtype",
     "save_adapter",

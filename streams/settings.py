@@ -258,12 +258,14 @@ class ModelSettings(Section):
     """The base model, shared by learner and policy server.
 
     ``cuda_memory_fraction`` bounds what a process may take of a GPU's memory, so that learner
-    and policy server can share one.
+    and policy server can share one. ``weights: 4bit`` keeps the frozen base weights in 4 bits; it
+    needs CUDA and bitsandbytes.
     """
 
     base: str = "smollm2-135m"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    weights: Literal["full", "4bit"] = "full"
     num_threads: NonNegativeInt = 0
     cuda_memory_fraction: Annotated[float, Field(gt=0, le=1)] = 1.0
     lora_rank: PositiveInt = 8

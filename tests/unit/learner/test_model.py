@@ -22,6 +22,7 @@ from learner.model import (
     digest_model_folder,
     load_adapter,
     load_base,
+    quantisation,
     resolve_device,
     resolve_dtype,
     save_adapter,
@@ -492,3 +493,35 @@ def test_two_at_once_convert_once(conversions: list[Path], tmp_path: Path) -> No
         thread.join(timeout=30)
     assert len(folders) == 2
     assert len(conversions) == 1
+
+
+# --- 4-bit weights ----------------------------------------------------------------------------
+
+
+def test_four_bit_weights_are_refused_where_they_cannot_be(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    settings = ModelSettings(base=str(tmp_path), device="cpu", weights="4bit")
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"needs CUDA \(the model is on cpu\)"):
+        load_base(settings, tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ModelError, match="bitsandbytes"):
+        quantisation(settings, torch.device("cuda"), torch.bfloat16)
+
+
+def test_four_bit_weights_are_asked_for_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def config(**values: Any) -> str:
+        asked.update(values)
+        return "config"
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setattr(model_module, "BitsAndBytesConfig", config)
+    device = torch.device("cuda")
+    extra = quantisation(ModelSettings(weights="4bit"), device, torch.bfloat16)
+    assert extra == {"quantization_config": "config", "device_map": {"": device}}
+    assert asked["load_in_4bit"]
+    assert asked["bnb_4bit_compute_dtype"] is torch.bfloat16
+    assert quantisation(ModelSettings(), device, torch.bfloat16) == {}
