@@ -45,7 +45,7 @@ lint: install
 
 # Check alerts and their tests with promtool (taken from Debian's package if it is not there).
 monitoring:
-	monitoring/check
+	docker/monitoring/check
 
 # Bring what the pages in docs/ take from the code up to date.
 docs: install

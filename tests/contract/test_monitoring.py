@@ -18,7 +18,7 @@ from learner.serving.metrics import ServeMetrics
 from streams.lag import exporter
 from streams.metrics import ALL
 
-FOLDER = Path(__file__).parents[2] / "monitoring"
+FOLDER = Path(__file__).parents[2] / "docker" / "monitoring"
 GENERAL_LABELS = {"instance", "job", "le", "state"}
 
 
@@ -35,7 +35,7 @@ def known() -> dict[str, set[str]]:
     for family in registry.collect():
         labels = {"outcome", "kind"}
         found[family.name] = labels
-    gateway = (FOLDER.parent / "streams/gateway/app.py").read_text(encoding="utf-8")
+    gateway = (FOLDER.parents[1] / "streams/gateway/app.py").read_text(encoding="utf-8")
     for name in re.findall(r'"(clawstream_gateway_\w+)"', gateway):
         found[name] = {"end", "kind"}
     return found
