@@ -1,0 +1,1 @@
+"""Scored segments as files for other trainers."""
