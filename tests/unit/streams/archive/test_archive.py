@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import operator
+import os
+import pathlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -22,10 +27,12 @@ from streams.archive.layout import FileName
 from streams.archive.reading import Archive
 from streams.archive.store import LocalStore, RemoteStore, open_store
 from streams.contracts import DialogueTurn
-from streams.errors import ArchiveError, DamagedArchiveError
+from streams.errors import ArchiveError, DamagedArchiveError, SchemaError
 from streams.serde import load_schemas
 from streams.topics import TURNS
 from tests.archives import CODEC, NOON_MS, rows, turn, write_file
+
+MODULES = SimpleNamespace(os=os, pathlib=pathlib)
 
 
 @pytest.fixture
@@ -201,6 +208,52 @@ def test_without_hard_links_a_name_is_still_given_once(
     write_file(store, rows(3))
     with pytest.raises(ArchiveError, match="is there already"):
         write_file(store, rows(2))
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("call", range(12))
+def test_whenever_it_ends_a_file_is_whole_or_not_there(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    """End before each of the calls by which a file is written and named, one after the other."""
+    made = 0
+
+    def deadly(before: Any) -> Any:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            nonlocal made
+            made += 1
+            if made == call + 1:
+                raise Killed
+            return before(*arguments, **options)
+
+        return counted
+
+    with monkeypatch.context() as patch:
+        for name in ("os.fsync", "os.link", "pathlib.Path.unlink", "pathlib.Path.mkdir"):
+            patch.setattr(name, deadly(operator.attrgetter(name)(MODULES)))
+        with contextlib.suppress(Killed):
+            write_file(store, rows(5))
+    with store.workspace(TURNS) as folder:
+        assert [path.name for path in folder.iterdir()] == ["lock"]
+    if not store.files():
+        write_file(store, rows(5))
+    assert list(Archive(store).rows(TURNS, 0)) == rows(5)
+    assert [report.problems for report in verify(store)] == [[]]
+
+
+def test_without_the_schema_registry_nothing_is_written(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise SchemaError("the schema registry cannot be reached")
+
+    monkeypatch.setattr(CODEC, "decode", away)
+    with pytest.raises(SchemaError, match="cannot be reached"):
+        write_file(store, rows(3))
+    assert store.files() == []
 
 
 def test_an_archive_is_read_as_a_topic(store: LocalStore) -> None:
