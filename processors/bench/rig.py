@@ -54,18 +54,23 @@ class Rig:
         return self.names.of("state")
 
     def make_topics(
-        self, inputs: Mapping[str, Any] | None = None, segments: Mapping[str, Any] | None = None
+        self,
+        inputs: Mapping[str, Any] | None = None,
+        segments: Mapping[str, Any] | None = None,
+        changelog: Mapping[str, Any] | None = None,
     ) -> None:
         """Make all topics.
 
         Args:
             inputs: What is special about the inputs, as ``Topics.make`` takes it.
             segments: Likewise of the segments' topic.
+            changelog: Likewise of the changelog.
         """
         make, names = self.topics.make, self.names
         make({TURNS: names.of("turns"), FEEDBACK: names.of("feedback")}, **(inputs or {}))
         make({SEGMENTS: self.segments}, **(segments or {}))
-        make({DEAD_LETTERS: names.of("dead_letters"), ALIGN_STATE: self.changelog})
+        make({DEAD_LETTERS: names.of("dead_letters")})
+        make({ALIGN_STATE: self.changelog}, **(changelog or {}))
 
     def start(self, name: str, config: Path, *, replay: bool) -> Subject:
         """Start a worker; they all belong to one group and go on from one state.
