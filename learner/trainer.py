@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
-from learner.batch import BuildRules, BuiltSamples, build_samples
+from learner.adapters import read_weights
+from learner.batch import BuildRules, BuiltSamples, TrainingSample, build_samples
 from learner.examples import ExampleFile
 from learner.loop import Trained
 from learner.model import BaseModel, load_base
@@ -87,11 +90,7 @@ class PpoTrainer:
             LearnerError: As ``PpoUpdater.update``; nothing has changed.
             UpdateStoppedError: ``should_stop`` said so; nothing has changed.
         """
-        built = [self._built(scored) for scored in segments]
-        samples = [sample for one in built for sample in one.samples]
-        if self._settings.mode_weights[:2] == (0.0, 0.0):
-            # Without a hint there is nothing to learn from them.
-            samples = [sample for sample in samples if any(t.teacher_prompt for t in sample.turns)]
+        built, samples = self._samples(segments)
         if not samples:
             return None
         result = self._updater.update(
@@ -115,6 +114,37 @@ class PpoTrainer:
             optimizer_step=result.optimizer_step,
             used=frozenset(sample.segment_id for sample in samples),
         )
+
+    def begin(self, adapter: Path | None, *, seed: int, optimizer_step: int) -> None:
+        """Begin a training of its own, from a version's weights or from the base model.
+
+        The value head, the optimizer and the learning rate's schedule are those of a new
+        trainer, which this must be.
+
+        Args:
+            adapter: The folder with the version's adapter, verified; None is the base model.
+            seed: Of the order of samples.
+            optimizer_step: Steps taken up to that version.
+
+        Raises:
+            ArtifactError: The adapter cannot be read.
+            LearnerError: It has another shape than this trainer's.
+        """
+        state = dict(self._updater.state_dict())
+        if adapter is not None:
+            state["adapter"] = read_weights(adapter)
+        state["generator"] = torch.Generator().manual_seed(seed).get_state()
+        state["optimizer_step"] = optimizer_step
+        self._updater.load_state_dict(state)
+
+    def digest(self, segments: Sequence[ScoredSegment]) -> str:
+        """SHA-256 (hex) over what `train` makes of these segments.
+
+        That is, of the MessagePack of its samples in order: token ids, where the replies stand
+        in them, rewards, temperatures, recorded log-probabilities and hints.
+        """
+        _, samples = self._samples(segments)
+        return hashlib.sha256(msgspec.msgpack.encode(samples)).hexdigest()
 
     def warm_start(self, file: ExampleFile, hooks: WarmStartHooks) -> WarmStarted:
         """See ``learner.loop.Trainer`` and ``WarmStart.run``."""
@@ -147,6 +177,16 @@ class PpoTrainer:
     def save_adapter(self, folder: Path) -> None:
         """See ``PpoUpdater.save_adapter``."""
         self._updater.save_adapter(folder)
+
+    def _samples(
+        self, segments: Sequence[ScoredSegment]
+    ) -> tuple[list[BuiltSamples], list[TrainingSample]]:
+        built = [self._built(scored) for scored in segments]
+        samples = [sample for one in built for sample in one.samples]
+        if self._settings.mode_weights[:2] == (0.0, 0.0):
+            # Without a hint there is nothing to learn from them.
+            samples = [sample for sample in samples if any(t.teacher_prompt for t in sample.turns)]
+        return built, samples
 
     def _built(self, scored: ScoredSegment) -> BuiltSamples:
         segment = scored.segment

@@ -53,7 +53,7 @@ COMMANDS: dict[str, Entry] = {
     ),
     "doctor": Entry("streams.cli.doctor", "Find out what is wrong, and what to do about it."),
     "lag": Entry("streams.cli.lag", "Show how far each stage is behind."),
-    "replay": Entry("streams.cli.replay", "Put a part of the log through a stage or learning again."),
+    "replay": Entry("streams.cli.replay", "Put a part of the log through again, or train on it."),
     "export": Entry("streams.cli.export", "Write preferences or demonstrations for TRL."),
     "import": Entry("streams.cli.imports", "Import exports of other chat products."),
     "bench": Entry("streams.cli.bench", "Measure how fast it is on this machine."),

@@ -1,0 +1,171 @@
+"""Reads a range of ``trajectory.scored`` once, in no consumer group."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from learner.retrain.store import Read, Store
+from learner.window import pack
+from streams.contracts import TICK_HEADER, ScoredSegment, SourceRef
+from streams.errors import BrokerError, RecordError, ReplayError
+from streams.kafka.clients import describe_error, make_consumer, resolve_bootstrap
+from streams.kafka.places import Place, Range, ranges_between, resolve
+from streams.serde import Codec
+from streams.settings import Settings
+
+_BATCH = 500
+_POLL_S = 1.0
+_TIMEOUT_S = 60.0
+_GROUP = "clawstream-retrain"
+"""Only a name: nothing is subscribed to or committed."""
+
+
+@contextmanager
+def connect(settings: Settings) -> Iterator[Consumer]:
+    """A reader of committed records; what it raises becomes one of our errors.
+
+    Raises:
+        BrokerError: Kafka cannot be reached.
+    """
+    bootstrap = resolve_bootstrap(settings)
+    # A range that begins before what the topic still has must not begin elsewhere quietly.
+    consumer = make_consumer(
+        settings.kafka,
+        bootstrap,
+        group=_GROUP,
+        auto_offset_reset="error",
+        overrides={"enable.partition.eof": True},
+    )
+    try:
+        yield consumer
+    except KafkaException as error:
+        raise describe_error(error.args[0], bootstrap) from error
+    finally:
+        consumer.close()
+
+
+def find_ranges(consumer: Consumer, topic: str, first: Place, last: Place) -> tuple[Range, ...]:
+    """The part of each partition that lies between two places.
+
+    Raises:
+        ReplayError: The topic or a place is not there, or nothing lies between them.
+    """
+    if first.time_ms is not None and last.time_ms is not None and first.time_ms >= last.time_ms:
+        raise ReplayError(f"--from {first.text} does not lie before --to {last.text}")
+    found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
+    if found.error is not None:
+        raise ReplayError(f"there is no topic {topic}: run `clawstream topics apply`")
+    topics = {topic: len(found.partitions)}
+    starts = resolve(consumer, topics, first, is_end=False)
+    ends = resolve(consumer, topics, last, is_end=True)
+    return tuple(one for one in ranges_between(starts, ends) if one.records)
+
+
+def read_into(
+    store: Store,
+    consumer: Consumer,
+    ranges: Sequence[Range],
+    *,
+    codec: Codec,
+    teaches: Callable[[ScoredSegment], bool],
+    policy: str | None,
+    shown: Callable[[int], None],
+) -> tuple[int, int]:
+    """Keep the newest revision of every segment in these ranges.
+
+    Args:
+        store: Where they are kept.
+        consumer: See `connect`.
+        ranges: What to read, one partition after the other.
+        codec: Decodes.
+        teaches: Whether there is anything to learn from a segment.
+        policy: Whose segments are kept with their content, if they teach; nobody's if None.
+        shown: Told of each batch how many records it had.
+
+    Returns:
+        How many records were read, ticks not counted, and how many of them cannot be decoded:
+        those are passed over, as the live learner does.
+
+    Raises:
+        ReplayError: A part was deleted before it was read.
+        BrokerError: Kafka does not answer.
+        SchemaError: The schema registry cannot be reached.
+    """
+    records = broken = 0
+    for one in ranges:
+        for batch in _batches(consumer, one):
+            found: list[Read] = []
+            for message in batch:
+                if _is_tick(message):
+                    continue
+                records += 1
+                try:
+                    found.append(_read(message, codec, teaches, policy))
+                except RecordError:
+                    broken += 1
+            store.add(found)
+            shown(len(batch))
+    return records, broken
+
+
+def _is_tick(message: Any) -> bool:
+    return any(key == TICK_HEADER for key, _ in message.headers() or ())
+
+
+def _read(
+    message: Any, codec: Codec, teaches: Callable[[ScoredSegment], bool], policy: str | None
+) -> Read:
+    scored = codec.decode(message.value(), ScoredSegment)
+    ref = SourceRef(topic=message.topic(), partition=message.partition(), offset=message.offset())
+    packed = pack(ref, scored, teaches)
+    return Read(
+        policy=scored.segment.policy,
+        first_closed_at=scored.segment.first_closed_at,
+        packed=packed if scored.segment.policy == policy else replace(packed, data=b""),
+    )
+
+
+def _batches(consumer: Consumer, wanted: Range) -> Iterator[list[Message]]:
+    """The messages of a range; the last may come before its end, which can be a marker."""
+    consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
+    deadline = time.monotonic() + _TIMEOUT_S
+    while True:
+        batch: list[Message] = []
+        for message in consumer.consume(_BATCH, _POLL_S):
+            deadline = time.monotonic() + _TIMEOUT_S
+            if _is_end(message, wanted):
+                yield batch
+                return
+            if message.error() is None:
+                batch.append(message)
+        yield batch
+        if time.monotonic() > deadline:
+            raise BrokerError(
+                f"cannot read {wanted.topic} partition {wanted.partition}: nothing came for "
+                f"{_TIMEOUT_S:.0f} s"
+            )
+
+
+def _is_end(message: Any, wanted: Range) -> bool:
+    error = message.error()
+    if error is None:
+        return bool(message.offset() >= wanted.end)
+    if error.code() == KafkaError._PARTITION_EOF:
+        return True
+    if error.code() == KafkaError._AUTO_OFFSET_RESET:
+        raise ReplayError(
+            f"{wanted.topic} partition {wanted.partition} has no offset {wanted.start} any more: "
+            "it was deleted. Retrain from later on"
+        )
+    if not error.retriable():
+        raise KafkaException(error)
+    return False
+
+
+__all__ = ["connect", "find_ranges", "read_into"]
