@@ -11,7 +11,9 @@ import logging
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from learner.bench.preset import RIVALS, Job, Round
 
@@ -23,13 +25,14 @@ def main(argv: list[str]) -> int:
     """Run the job in the file that is the only argument."""
     logging.basicConfig(level=logging.WARNING)
     job = Job(**json.loads(Path(argv[0]).read_text(encoding="utf-8")))
-    _player_of(job)(job, _tell)
+    # Bound now: a rival's trainer gets another standard output, for what it prints itself.
+    _player_of(job)(job, partial(_tell, sys.stdout))
     return 0
 
 
-def _tell(played: Round) -> None:
-    sys.stdout.write(json.dumps(asdict(played)) + "\n")
-    sys.stdout.flush()
+def _tell(results: TextIO, played: Round) -> None:
+    results.write(json.dumps(asdict(played)) + "\n")
+    results.flush()
 
 
 def _player_of(job: Job) -> Player:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import re
+import sys
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
@@ -123,3 +126,21 @@ def test_a_worker_writes_each_round(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert worker.main([str(file)]) == 0
     rounds = [Round(**json.loads(line)) for line in capsys.readouterr().out.splitlines()]
     assert [played.update for played in rounds] == [0, 1]
+
+
+def test_results_reach_the_bench_whatever_a_rival_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    played = Round(update=0, reward=0.5, kl=None, seconds=1.0)
+
+    def play(_job: Job, on_round: Callable[[Round], None]) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            print("{'noise': 1}")
+            on_round(played)
+
+    monkeypatch.setattr(worker, "_player_of", lambda _: play)
+    file = tmp_path / "job.json"
+    file.write_text(json.dumps(asdict(job("trl_ppo"))))
+    worker.main([str(file)])
+    (line,) = capsys.readouterr().out.splitlines()
+    assert Round(**json.loads(line)) == played
