@@ -257,7 +257,7 @@ def test_an_update_that_goes_too_far_is_undone(bench: Bench) -> None:
             raise LearnerError("not enough memory")
         return trained(*arguments)
 
-    trainer.train = once  # type: ignore[method-assign]
+    trainer.train = once  # type: ignore[assignment, method-assign]
     with bench.store("once") as store:
         version = bench.retrain(store, bench.job("once"), trainer=trainer)
     assert version.status is VersionStatus.CANDIDATE
