@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 
 from streams.dlq import acting
+from streams.dlq.model import Selector
 from streams.serde import build_codec
 from streams.settings import KafkaSettings, Settings
 
@@ -14,7 +15,7 @@ def main(bootstrap: str, topic: str) -> int:
     settings = Settings(kafka=KafkaSettings(bootstrap_servers=bootstrap))
     desk = acting.Desk(settings, build_codec(), topic)
     desk.retry(
-        acting.Selector(),
+        Selector(),
         acting.Author(at_ms=1),
         on_commit=lambda marks: print("committed", len(marks), flush=True),
     )
