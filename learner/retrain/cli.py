@@ -127,7 +127,9 @@ def _progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]
     try:
         yield show
     finally:
-        bar.stop()
+        # Stopping one that was never shown would leave an empty line.
+        if begun:
+            bar.stop()
 
 
 def _show_outlook(settings: Settings, base_version: int, found: Outlook, as_json: bool) -> None:
