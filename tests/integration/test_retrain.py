@@ -57,14 +57,17 @@ class Rig:
         self._send(encoded(segment(50, policy="npc")), 0)
         self._send(encoded(segment(51, trainable=False)), 0)
         self._send(b"no record", 0)
-        self._send(None, 1, headers=[(TICK_HEADER, b"1")])
+        self._send(None, 1, headers={TICK_HEADER: b"1"})
         assert self._producer.flush(DEADLINE_S) == 0
 
     def _send(
-        self, value: bytes | None, partition: int, headers: list[tuple[str, bytes]] | None = None
+        self,
+        value: bytes | None,
+        partition: int,
+        headers: dict[str, str | bytes | None] | None = None,
     ) -> None:
         self._producer.produce(
-            self.names.scored, value=value, partition=partition, headers=headers or []
+            self.names.scored, value=value, partition=partition, headers=headers or {}
         )
 
     def retrain(self, name: str, wanted: Wanted = ALL) -> Done:

@@ -240,6 +240,16 @@ def test_a_learner_beside_it_is_not_disturbed(bench: Bench) -> None:
     assert bench.registry.versions_using("default", ["s1"]) == {}
 
 
+def test_an_event_that_cannot_be_sent_waits(bench: Bench) -> None:
+    bench.writer.failures = 1
+    with bench.store("away") as store:
+        version = bench.retrain(store, bench.job("away"))
+        assert bench.registry.unpublished("default") == (version,)
+        assert bench.retrain(store, bench.job("away")) == version
+    assert bench.writer.versions() == [version]
+    assert bench.registry.unpublished("default") == ()
+
+
 def test_an_update_that_goes_too_far_is_undone(bench: Bench) -> None:
     strict = LEARNER.model_copy(update={"gate_max_kl": 1e-12})
     with bench.store("far") as store:
