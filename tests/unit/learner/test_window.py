@@ -466,6 +466,6 @@ def test_memory_is_flat_while_segments_come_and_go() -> None:
         later = [turn_over(10_200 + 200 * round_) for round_ in range(1, 6)]
     finally:
         tracemalloc.stop()
-    assert max(later) < full * 1.02
+    assert max(later) < full * 1.1
     kept = [c.data for c in held.seal().candidates]
     assert held.held_bytes == sum(map(len, kept)) > 0

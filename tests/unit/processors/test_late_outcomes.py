@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -79,7 +80,8 @@ class Pipeline:
             session_id=session,
             turn_id=f"{session}-{number}",
             role=role,
-            content=f"What {session} says in turn {number}, some forty characters.",
+            # Replies that differ: those of one template would have a reward of their own.
+            content=sha256(f"{session} {number}".encode()).hexdigest()[:60],
             event_time=at_ms,
             source="shop",
             user_id=f"user-{session}",
