@@ -65,10 +65,15 @@ class Pair:
 
 
 class Quiet(FakeTrainer):
-    """Draws nothing, so that trainers that see the same do the same."""
+    """Draws the same each time, so that trainers that see the same do the same.
+
+    torch's random state is the process's: one of the threads at a time.
+    """
+
+    drawing = threading.Lock()
 
     def train(self, segments: Sequence[ScoredSegment], *others: Any) -> Trained | None:
-        with torch.random.fork_rng():
+        with self.drawing, torch.random.fork_rng():
             torch.manual_seed(0)
             return super().train(segments, *others)
 
