@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
 from learner.bench.preset import CONTROLS, RIVALS
 from streams.bench.report import Metrics
 from streams.errors import SettingsError
+
+_TITLE_CHARACTERS = 75
 
 
 def draw(subjects: Mapping[str, Metrics], title: str, path: Path) -> None:
@@ -36,7 +39,7 @@ def draw(subjects: Mapping[str, Metrics], title: str, path: Path) -> None:
             axes.fill_between(updates, low, high, color=color, alpha=0.1, linewidth=0)
     axes.set_xlabel("updates made")
     axes.set_ylabel("mean honest reward of the replies (-1 to 1)")
-    axes.set_title(title)
+    axes.set_title(textwrap.fill(title, _TITLE_CHARACTERS))
     axes.set_ylim(-1.05, 1.05)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")
