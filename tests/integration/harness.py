@@ -112,6 +112,8 @@ class Bench:
                 "partitioner": "murmur2_random",
                 "linger.ms": 5,
                 "message.max.bytes": 4_000_000,
+                # It may outlive its broker, and would say so behind pytest's last line.
+                "log_level": 2,
             }
         )
 
@@ -136,6 +138,7 @@ class Bench:
                 "bootstrap.servers": self.bootstrap,
                 "partitioner": "murmur2_random",
                 "transactional.id": name,
+                "log_level": 2,
             }
         )
         producer.init_transactions(DEADLINE_S)

@@ -148,7 +148,7 @@ def test_the_doctor_examines_a_cluster(
     assert {item["level"] for item in found["flow"]} == {"WARN"}
     assert found["lag"][0]["level"] == "OK"
 
-    producer = Producer({"bootstrap.servers": node(folder).bootstrap_servers})
+    producer = Producer({"bootstrap.servers": node(folder).bootstrap_servers, "log_level": 2})
     turn = DialogueTurn(
         event_id="e", session_id="s", turn_id="t", role=Role.USER, content="hi",
         event_time=time.time_ns() // 1_000_000 + 3_600_000, source="shop",

@@ -39,7 +39,11 @@ def topic(unique_name: Any, create_topics: CreateTopics) -> str:
 
 
 def produce(bootstrap: str, topic: str, records: int, transactional_id: str | None = None) -> None:
-    config: dict[str, Any] = {"bootstrap.servers": bootstrap, "enable.idempotence": True}
+    config: dict[str, Any] = {
+        "bootstrap.servers": bootstrap,
+        "enable.idempotence": True,
+        "log_level": 2,
+    }
     if transactional_id is not None:
         config["transactional.id"] = transactional_id
     producer = Producer(config)

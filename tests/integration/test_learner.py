@@ -46,7 +46,9 @@ class Rig:
         self.topics = {kind: name(kind) for kind in ("scored", "versions", "dead")}
         self.config = folder / "settings.yaml"
         self.process: subprocess.Popen[bytes] | None = None
-        self._producer = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 2}
+        )
         self._sent = 0
 
     def configure(self, **learner: object) -> None:

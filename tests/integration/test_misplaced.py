@@ -51,7 +51,9 @@ class MisplacingBench(Bench):
         self.prefix = prefix
         self.topics = topics_of(prefix)
         # librdkafka's default: CRC32 of the key, any partition without one.
-        self.stray = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True})
+        self.stray = Producer(
+            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "log_level": 2}
+        )
 
     def start(self) -> WorkerProcess:
         config = self.config(

@@ -47,7 +47,7 @@ class Rig:
         }
         self.config.write_text(yaml.safe_dump(values), encoding="utf-8")
         self.settings: Settings = load_settings(self.config)
-        self._producer = Producer({"bootstrap.servers": bootstrap})
+        self._producer = Producer({"bootstrap.servers": bootstrap, "log_level": 2})
 
     def fill(self) -> None:
         """Segments, an older revision behind a newer one, a tick, and what cannot be read."""
