@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from processors.bench import quix_env
 from processors.bench.cluster import (
     REPLAYED,
     Names,
@@ -37,6 +36,7 @@ from processors.bench.log import LogRecord, Side, make_log
 from processors.bench.plain import expected_outputs, run_in_batches
 from processors.bench.process import BenchError, Outputs, Subject
 from processors.bench.profile import Profile
+from processors.bench.quix_env import quix_environment
 from processors.bench.subjects.aligners import GC_THRESHOLDS
 from processors.bench.subjects.job import FIRST, LAST, Job, Mark, read_marks, write_job
 from streams.bench.machine import describe_machine
@@ -147,12 +147,13 @@ class _Bench:
         arguments = [str(folder / "job.json")]
         if subject not in QUIX:
             return Subject(f"processors.bench.subjects.{subject}", arguments, folder)
+        environment = quix_environment(self.folder.parent)
         return Subject(
             "processors.bench.subjects.quix",
             [*arguments, subject],
             folder,
-            python=quix_env.python_of(self.folder.parent),
-            environ={"PYTHONPATH": str(quix_env.source_root(self.folder.parent))},
+            python=environment.python,
+            environ=environment.environ,
         )
 
     def _wait_outputs(self, job: Job, process: Subject) -> dict[str, float]:
@@ -215,7 +216,7 @@ def run(settings: Settings, plan: AlignPlan, on_step: OnStep) -> tuple[Report, P
         )
     machine = describe_machine()
     if any(name in QUIX for name in plan.subjects):
-        quix_env.prepare(bench_dir(settings), on_step)
+        quix_environment(bench_dir(settings)).prepare(on_step)
     with bench_broker(settings, on_step) as bootstrap:
         return _run_on(settings, plan, bootstrap, machine, on_step)
 

@@ -20,7 +20,6 @@ from streams.errors import BenchError
 
 OnStep = Callable[[str], None]
 
-_INSTALL_S = 900
 _HASHES = "lock.sha256"
 
 
@@ -34,6 +33,7 @@ class Environment:
         lock: The requirements, with hashes.
         packages: The packages of ours that are imported there.
         without: What to do if it cannot be made.
+        install_s: How long each step may take.
     """
 
     what: str
@@ -41,6 +41,7 @@ class Environment:
     lock: Path
     packages: Sequence[ModuleType]
     without: str
+    install_s: int = 900
 
     @property
     def python(self) -> Path:
@@ -95,9 +96,9 @@ class Environment:
 
     def _run(self, command: Sequence[str]) -> None:
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_INSTALL_S)
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self.install_s)
         except subprocess.TimeoutExpired as error:
-            raise BenchError(f"{command[1]} took more than {_INSTALL_S} s") from error
+            raise BenchError(f"{command[1]} took more than {self.install_s} s") from error
         if done.returncode:
             raise BenchError(
                 f"the environment for {self.what} cannot be made: {done.stderr.strip()}\n"

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from processors.bench import quix_env
-from processors.bench.process import BenchError
+from processors.bench.quix_env import quix_environment
+from streams.bench.environment import Environment
+from streams.errors import BenchError
 
 ROOT = Path(quix_env.__file__).resolve().parent.parent.parent
 
@@ -18,41 +20,41 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """What would be run; the environment's folder appears as uv would make it."""
     seen: list[list[str]] = []
 
-    def run(command: list[str]) -> None:
+    def run(_: Environment, command: list[str]) -> None:
         seen.append(command)
         if command[1] == "venv":
             Path(command[-1]).mkdir()
 
-    monkeypatch.setattr(quix_env, "_run", run)
+    monkeypatch.setattr(Environment, "_run", run)
     return seen
 
 
 def test_the_environment_is_made_once_for_each_lock(
     tmp_path: Path, commands: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    quix_env.prepare(tmp_path, lambda _: None)
+    quix_environment(tmp_path).prepare(lambda _: None)
     assert [command[1] for command in commands] == ["venv", "pip"]
     assert "--require-hashes" in commands[1]
-    quix_env.prepare(tmp_path, lambda _: None)
+    quix_environment(tmp_path).prepare(lambda _: None)
     assert len(commands) == 2
     other = tmp_path / "other.lock"
     other.write_text("quixstreams==0\n")
     monkeypatch.setattr(quix_env, "LOCK", other)
-    quix_env.prepare(tmp_path, lambda _: None)
+    quix_environment(tmp_path).prepare(lambda _: None)
     assert len(commands) == 4
 
 
 def test_our_packages_are_there_and_nothing_else(tmp_path: Path, commands: list[list[str]]) -> None:
-    quix_env.prepare(tmp_path, lambda _: None)
-    found = {path.name: path.resolve() for path in quix_env.source_root(tmp_path).iterdir()}
+    quix_environment(tmp_path).prepare(lambda _: None)
+    found = {path.name: path.resolve() for path in quix_environment(tmp_path).source_root.iterdir()}
     assert found == {"processors": ROOT / "processors", "streams": ROOT / "streams"}
 
 
 def test_without_uv_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(quix_env.sys, "executable", str(tmp_path / "python"))  # type: ignore[attr-defined]
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(BenchError, match="pip install uv"):
-        quix_env.prepare(tmp_path, lambda _: None)
+        quix_environment(tmp_path).prepare(lambda _: None)
 
 
 def test_the_lock_holds_what_quix_needs_with_hashes_and_no_address() -> None:
