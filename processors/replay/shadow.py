@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty
-from typing import Any
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -29,6 +28,7 @@ from processors.replay.stages import Stage, build_stage
 from processors.replay.store import PartitionStore
 from processors.reward.agent import RewardTopics
 from processors.runtime.connection import bootstrap_servers
+from processors.runtime.readback import PASSING, record_of
 from processors.runtime.records import Outcome, PartitionProcessor, Record
 from processors.runtime.topics import Cluster
 from streams.contracts import TICK_HEADER
@@ -430,7 +430,7 @@ class _Reader:
         if end is None:
             return
         if offset < end:
-            batch.setdefault(topic, []).append(_record(message))
+            batch.setdefault(topic, []).append(record_of(message))
             self._next[topic] = offset + 1
         if offset >= end - 1:
             self._finish(topic)
@@ -445,7 +445,7 @@ class _Reader:
                 f"{self._next.get(topic)}: retention deleted it meanwhile. Replay from later on, "
                 "or from an archive"
             )
-        elif not error.retriable() and error.code() not in _PASSING:
+        elif not error.retriable() and error.code() not in PASSING:
             raise BrokerError(f"cannot read {topic} partition {self._partition}: {error}")
 
     def _finish(self, topic: str) -> None:
@@ -463,22 +463,6 @@ class _Reader:
             elif not far and topic in self._paused:
                 self._consumer.resume(place)
                 self._paused.discard(topic)
-
-
-_PASSING = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
-
-
-def _record(message: Message) -> Record:
-    headers: Any = message.headers() or ()
-    return Record(
-        topic=message.topic() or "",
-        partition=message.partition() or 0,
-        offset=message.offset() or 0,
-        timestamp=message.timestamp()[1],
-        key=message.key(),
-        value=message.value(),
-        headers=tuple(headers),
-    )
 
 
 __all__ = ["Job", "Progress", "load_job", "prepare", "replay_partition", "run", "store_path"]

@@ -100,7 +100,7 @@ class _Reading:
                     self._next += 1  # This one is gone.
                 if self._next < len(offsets) and offsets[self._next] == offset:
                     self._next += 1
-                    yield _record(message)
+                    yield record_of(message)
                 if self._next == len(offsets):
                     return
                 if offsets[self._next] - offset > SEEK_RECORDS:
@@ -129,7 +129,7 @@ class _Reading:
             self._doubt_the_end()
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self._go_where_records_are()
-        elif not error.retriable() and error.code() not in _PASSING:
+        elif not error.retriable() and error.code() not in PASSING:
             raise BrokerError(
                 f"cannot read {self._topic} partition {self._partition} again: {error}"
             )
@@ -156,10 +156,12 @@ class _Reading:
             self._consumer.assign([self._place()])
 
 
-_PASSING = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+PASSING = {KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN}
+"""Errors that the client mends by itself, and does not call retriable."""
 
 
-def _record(message: Message) -> Record:
+def record_of(message: Message) -> Record:
+    """A consumed message as plain data."""
     headers: Any = message.headers() or ()
     return Record(
         topic=message.topic() or "",
@@ -172,4 +174,4 @@ def _record(message: Message) -> Record:
     )
 
 
-__all__ = ["ReadBack"]
+__all__ = ["PASSING", "ReadBack", "record_of"]
