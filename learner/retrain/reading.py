@@ -14,7 +14,7 @@ from learner.retrain.store import Read, Store
 from learner.window import pack
 from streams.contracts import TICK_HEADER, ScoredSegment, SourceRef
 from streams.errors import BrokerError, RecordError, ReplayError
-from streams.kafka.clients import describe_error, make_consumer, resolve_bootstrap
+from streams.kafka import reading
 from streams.kafka.places import Place, Range, ranges_between, resolve
 from streams.serde import Codec
 from streams.settings import Settings
@@ -23,7 +23,6 @@ _BATCH = 500
 _POLL_S = 1.0
 _TIMEOUT_S = 60.0
 _GROUP = "clawstream-retrain"
-"""Only a name: nothing is subscribed to or committed."""
 
 
 @contextmanager
@@ -33,21 +32,12 @@ def connect(settings: Settings) -> Iterator[Consumer]:
     Raises:
         BrokerError: Kafka cannot be reached.
     """
-    bootstrap = resolve_bootstrap(settings)
     # A range that begins before what the topic still has must not begin elsewhere quietly.
-    consumer = make_consumer(
-        settings.kafka,
-        bootstrap,
-        group=_GROUP,
-        auto_offset_reset="error",
-        overrides={"enable.partition.eof": True},
-    )
-    try:
+    overrides = {"enable.partition.eof": True}
+    with reading.connect(
+        settings, _GROUP, auto_offset_reset="error", overrides=overrides
+    ) as consumer:
         yield consumer
-    except KafkaException as error:
-        raise describe_error(error.args[0], bootstrap) from error
-    finally:
-        consumer.close()
 
 
 def find_ranges(consumer: Consumer, topic: str, first: Place, last: Place) -> tuple[Range, ...]:

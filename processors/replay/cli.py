@@ -17,8 +17,6 @@ from streams.errors import ReplayError
 from streams.settings import Settings
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer
-
     from processors.replay.compare import Comparison
     from processors.replay.report import Outcomes
     from processors.replay.shadow import Job
@@ -102,22 +100,6 @@ def _folder(settings: Settings, name: str) -> Path:
     return (settings.data_dir / "replays" / name).absolute()
 
 
-@contextmanager
-def _consumer(settings: Settings) -> Iterator[Consumer]:
-    from confluent_kafka import KafkaException
-
-    from streams.kafka.clients import describe_error, make_consumer
-
-    address = settings.kafka.bootstrap_servers or ""
-    consumer = make_consumer(settings.kafka, address, group="clawstream-replay")
-    try:
-        yield consumer
-    except KafkaException as error:
-        raise describe_error(error.args[0], address) from error
-    finally:
-        consumer.close()
-
-
 def _plan(
     settings: Settings,
     stage_name: str,
@@ -129,6 +111,7 @@ def _plan(
     from processors.replay.shadow import Job
     from processors.replay.stages import build_stage
     from streams.kafka.places import parse_place, ranges_between, resolve
+    from streams.kafka.reading import connect
     from streams.serde import build_codec
 
     now_ms = time.time_ns() // 1_000_000
@@ -137,7 +120,7 @@ def _plan(
     before = _before(first, warm_up, stage.needs_before_ms)
     if first.time_ms is not None and last.time_ms is not None and first.time_ms >= last.time_ms:
         raise ReplayError(f"--from {begin} does not lie before --to {end}")
-    with _consumer(settings) as consumer:
+    with connect(settings, "clawstream-replay") as consumer:
         topics = _partitions(settings, stage.inputs)
         starts = resolve(consumer, topics, before, is_end=False)
         ends = resolve(consumer, topics, last, is_end=True)

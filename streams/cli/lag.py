@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -49,60 +48,28 @@ def lag(
     while it looks; where nothing lags one look is enough. For the learner: records that no
     version has used.
     """
+    from streams.lag.watch import watching
+
     settings = settings_of(ctx)
     place = None if listen is None else _host_and_port(listen)
-    with _watch(settings, looks) as view:
+    with watching(
+        settings,
+        lambda: _learner_positions(settings),
+        window=looks,
+        event_time=_event_time(settings),
+    ) as view:
         if place is not None:
             _serve(view, place, interval_s)
         elif watch:
             _follow(view, interval_s, as_json)
         else:
-            statuses = _look(view, looks, interval_s)
+            statuses = view.settle(looks, interval_s)
             if as_json:
                 print_json([_as_dict(status) for status in statuses])
             else:
                 _print(_table(statuses))
             if fail and _is_bad(statuses):
                 raise typer.Exit(_BAD_EXIT)
-
-
-@contextmanager
-def _watch(settings: Settings, looks: int) -> Iterator[Watch]:
-    from streams.kafka.clients import make_admin, make_consumer, resolve_bootstrap
-    from streams.lag.groups import measure, members_of
-    from streams.lag.watch import Watch
-
-    bootstrap = resolve_bootstrap(settings)
-    overrides = {"enable.partition.eof": True}
-    consumer = make_consumer(settings.kafka, bootstrap, group="clawstream-lag", overrides=overrides)
-    admin = make_admin(settings.kafka, bootstrap)
-    event_time = _event_time(settings)
-    try:
-        yield Watch(
-            lambda: measure(
-                admin,
-                consumer,
-                _learner_positions(settings),
-                open_group=lambda group: make_consumer(settings.kafka, bootstrap, group=group),
-                address=bootstrap,
-                event_time=event_time,
-            ),
-            lambda: members_of(admin, bootstrap),
-            window=looks,
-        )
-    finally:
-        consumer.close()
-
-
-def _look(view: Watch, looks: int, interval_s: float) -> list[LagStatus]:
-    """As often as a judgement takes; once if nothing lags."""
-    statuses = view.take()
-    for _ in range(looks - 1):
-        if all(status.lag.lag == 0 for status in statuses):
-            break
-        time.sleep(interval_s)
-        statuses = view.take()
-    return statuses
 
 
 def _learner_positions(settings: Settings) -> Mapping[Stage, Mapping[tuple[str, int], int]]:

@@ -6,14 +6,14 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from streams.contracts import DialogueTurn, FeedbackEvent, Record, ScoredSegment
 from streams.doctor import findings
 from streams.doctor.findings import Finding, Level, Seen
 from streams.errors import ClawstreamError, RecordError
-from streams.kafka.clients import make_consumer, partition_for, resolve_bootstrap
+from streams.kafka.clients import partition_for, resolve_bootstrap
+from streams.kafka.reading import connect
 from streams.serde import Codec, build_codec
 from streams.settings import Settings
 from streams.topics import FEEDBACK, SCORED, SEGMENTS, TURNS, VERSIONS, load_inventory
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound=Record)
 
+GROUP = "clawstream-doctor"
 RECORDS = 50
 """Of each partition, so many of the last records are looked at."""
 
 _TIMEOUT_S = 10.0
 _READ_S = 5.0
+_LOOKS = 4
+_LOOK_S = 1.0
 FLOW = (TURNS, FEEDBACK, SEGMENTS, SCORED, VERSIONS)
 
 
@@ -143,30 +146,11 @@ def _topics(settings: Settings) -> list[Finding]:
 
 
 def _lag(settings: Settings) -> list[Finding]:
-    from streams.kafka.clients import make_admin
     from streams.lag.burrow import State
-    from streams.lag.groups import measure, members_of
-    from streams.lag.watch import Watch
+    from streams.lag.watch import watching
 
-    address = resolve_bootstrap(settings)
-    admin = make_admin(settings.kafka, address)
-    with _consumer(settings) as consumer:
-        watch = Watch(
-            lambda: measure(
-                admin,
-                consumer,
-                {},
-                open_group=lambda group: make_consumer(settings.kafka, address, group=group),
-                address=address,
-            ),
-            lambda: members_of(admin, address),
-        )
-        statuses = watch.take()
-        for _ in range(3):
-            if all(status.lag.lag == 0 for status in statuses):
-                break
-            time.sleep(1.0)
-            statuses = watch.take()
+    with watching(settings) as watch:
+        statuses = watch.settle(_LOOKS, _LOOK_S)
     bad = [item for item in statuses if item.state not in (State.OK, State.UNKNOWN)]
     found = []
     for item in bad:
@@ -185,7 +169,7 @@ def _log(settings: Settings) -> list[Finding]:
     seen: list[Seen] = []
     newest: dict[str, int | None] = {}
     scored: list[ScoredSegment] = []
-    with _consumer(settings) as consumer:
+    with connect(settings, GROUP, overrides={"enable.partition.eof": True}) as consumer:
         for topic in FLOW:
             messages, partitions = _last(consumer, topic)
             newest[topic] = max((message.timestamp()[1] for message in messages), default=None)
@@ -219,25 +203,6 @@ def _newest_version(settings: Settings) -> int | None:
 
     with Registry.open(settings.effective_registry_url) as registry:
         return registry.newest_good(settings.learner.policy)
-
-
-@contextmanager
-def _consumer(settings: Settings) -> Iterator[Consumer]:
-    from confluent_kafka import KafkaException
-
-    from streams.kafka.clients import describe_error
-
-    address = resolve_bootstrap(settings)
-    overrides = {"enable.partition.eof": True}
-    consumer = make_consumer(
-        settings.kafka, address, group="clawstream-doctor", overrides=overrides
-    )
-    try:
-        yield consumer
-    except KafkaException as error:
-        raise describe_error(error.args[0], address) from error
-    finally:
-        consumer.close()
 
 
 def _last(consumer: Consumer, topic: str) -> tuple[list[Message], int]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, TypeVar
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from streams.errors import BrokerError, RecordError, TopicError
 
@@ -21,7 +22,32 @@ GROUP = "clawstream-reading"
 _TIMEOUT_S = 30.0
 _POLL_S = 1.0
 _PAUSE_S = 0.2
-_RETRY_S = 0.1
+
+
+@contextmanager
+def connect(settings: Settings, group: str, **options: Any) -> Iterator[Consumer]:
+    """A consumer of committed records; what it raises becomes one of our errors.
+
+    Args:
+        settings: Where Kafka is.
+        group: Only a name: nothing is subscribed to or committed.
+        **options: As ``make_consumer`` takes them.
+
+    Raises:
+        BrokerError: Kafka cannot be reached.
+    """
+    from confluent_kafka import KafkaException
+
+    from streams.kafka.clients import describe_error, make_consumer, resolve_bootstrap
+
+    bootstrap = resolve_bootstrap(settings)
+    consumer = make_consumer(settings.kafka, bootstrap, group=group, **options)
+    try:
+        yield consumer
+    except KafkaException as error:
+        raise describe_error(error.args[0], bootstrap) from error
+    finally:
+        consumer.close()
 
 
 def read_records(
@@ -126,7 +152,7 @@ def _ends(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
         except KafkaException as error:
             if error.args[0].code() not in passing or time.monotonic() > deadline:
                 raise
-            consumer.poll(_RETRY_S)
+            time.sleep(_PAUSE_S)
 
 
 def offset_range(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
@@ -137,25 +163,14 @@ def offset_range(consumer: Consumer, topic: str, partition: int) -> tuple[int, i
     Raises:
         BrokerError: Kafka does not answer.
     """
-    from confluent_kafka import KafkaError, KafkaException, TopicPartition
+    from confluent_kafka import KafkaException
 
-    passing = (
-        KafkaError.NOT_LEADER_FOR_PARTITION,
-        KafkaError.LEADER_NOT_AVAILABLE,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-    )
-    deadline = time.monotonic() + _TIMEOUT_S
-    while True:
-        try:
-            return consumer.get_watermark_offsets(
-                TopicPartition(topic, partition), timeout=_TIMEOUT_S
-            )
-        except KafkaException as error:
-            if error.args[0].code() not in passing or time.monotonic() > deadline:
-                raise BrokerError(
-                    f"cannot tell where {topic} partition {partition} ends: {error.args[0].str()}"
-                ) from error
-            time.sleep(_PAUSE_S)
+    try:
+        return _ends(consumer, topic, partition)
+    except KafkaException as error:
+        raise BrokerError(
+            f"cannot tell where {topic} partition {partition} ends: {error.args[0].str()}"
+        ) from error
 
 
-__all__ = ["offset_range", "read_messages", "read_records"]
+__all__ = ["connect", "offset_range", "read_messages", "read_records"]

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
+from streams.kafka.clients import make_admin, make_consumer, resolve_bootstrap
 from streams.lag.burrow import Sample, State, judge
-from streams.lag.groups import PartitionLag
+from streams.lag.groups import EventTime, PartitionLag, Stage, measure, members_of
+from streams.settings import Settings
+
+GROUP = "clawstream-lag"
+"""Named by its reader's consumer, which joins no group."""
 
 OWN_POSITIONS = (
     "its positions are kept with its versions, not committed to Kafka: what lags was not used by "
@@ -89,6 +95,24 @@ class Watch:
             statuses.append(self._status(lag, list(samples), members.get(lag.stage)))
         return statuses
 
+    def settle(self, looks: int, interval_s: float) -> list[LagStatus]:
+        """Look as often as a judgement takes; once if nothing lags. Blocks.
+
+        Args:
+            looks: At most.
+            interval_s: Between two.
+
+        Raises:
+            BrokerError: As ``take``.
+        """
+        statuses = self.take()
+        for _ in range(looks - 1):
+            if all(status.lag.lag == 0 for status in statuses):
+                break
+            time.sleep(interval_s)
+            statuses = self.take()
+        return statuses
+
     def _status(
         self, lag: PartitionLag, window: Sequence[Sample], members: int | None
     ) -> LagStatus:
@@ -111,9 +135,49 @@ class Watch:
         return None if then_ms is None else max(0.0, self._now_s() - then_ms / 1000)
 
 
+@contextmanager
+def watching(
+    settings: Settings,
+    positions: Callable[[], Mapping[Stage, Mapping[tuple[str, int], int]]] = dict,
+    *,
+    window: int = 10,
+    event_time: EventTime = lambda topic, value: None,
+) -> Iterator[Watch]:
+    """A watch over the stages of a cluster.
+
+    Args:
+        settings: Where Kafka is.
+        positions: Where stages stand that do not commit to Kafka.
+        window: How many looks are kept.
+        event_time: Looks into an unread record.
+
+    Raises:
+        BrokerError: Kafka does not answer, or there is none to ask.
+    """
+    address = resolve_bootstrap(settings)
+    overrides = {"enable.partition.eof": True}
+    consumer = make_consumer(settings.kafka, address, group=GROUP, overrides=overrides)
+    admin = make_admin(settings.kafka, address)
+    try:
+        yield Watch(
+            lambda: measure(
+                admin,
+                consumer,
+                positions(),
+                open_group=lambda group: make_consumer(settings.kafka, address, group=group),
+                address=address,
+                event_time=event_time,
+            ),
+            lambda: members_of(admin, address),
+            window=window,
+        )
+    finally:
+        consumer.close()
+
+
 def _rate(window: Sequence[Sample], offsets: Sequence[int]) -> float | None:
     seconds = window[-1].at_s - window[0].at_s
     return (offsets[-1] - offsets[0]) / seconds if seconds > 0 else None
 
 
-__all__ = ["LagStatus", "Watch"]
+__all__ = ["LagStatus", "Watch", "watching"]
