@@ -23,7 +23,7 @@ def draw(subjects: Mapping[str, Metrics], title: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9, 5.5), layout="constrained")
+    figure = Figure(figsize=(10.5, 5.5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for number, (name, metrics) in enumerate(subjects.items()):
@@ -42,7 +42,7 @@ def draw(subjects: Mapping[str, Metrics], title: str, path: Path) -> None:
     axes.set_title(textwrap.fill(title, _TITLE_CHARACTERS))
     axes.set_ylim(-1.05, 1.05)
     axes.grid(alpha=0.3)
-    axes.legend(loc="lower right")
+    figure.legend(loc="outside right center")
     try:
         figure.savefig(path, format="png", dpi=120)
     except OSError as error:
