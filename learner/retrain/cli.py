@@ -33,6 +33,11 @@ def retrain(
         None, "--from", help="Where to begin: earliest, a time, a duration ago (24h, PT24H), a CSV."
     ),
     end: str = typer.Option("latest", "--to", help="Where to end, in the same words."),
+    archive: str = typer.Option(
+        "",
+        "--archive",
+        help="Read this archive, not Kafka: a folder, or a URL such as s3://bucket/path.",
+    ),
     base_version: int = typer.Option(
         0, "--base-version", min=0, help="The version to begin from; 0 is the base model."
     ),
@@ -61,7 +66,9 @@ def retrain(
     if resume is None and begin is None:
         raise ReplayError("say where to begin: --from earliest, --from 24h, --from 2026-11-01")
     called = _checked(resume or name or time.strftime("%Y%m%d-%H%M%S", time.gmtime()))
-    wanted = command.Wanted(begin=begin or "", end=end, base_version=base_version, updates=updates)
+    wanted = command.Wanted(
+        begin=begin or "", end=end, base_version=base_version, updates=updates, archive=archive
+    )
     if resume is None and not execute:
         with _progress("records", quiet=as_json) as shown:
             outlook = command.look(settings, wanted, Topics(), shown)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,7 +14,17 @@ from learner.hints import teaches
 from learner.kafka import connect_writer
 from learner.loop import Topics, hash_of
 from learner.publish import Publisher
-from learner.retrain.reading import connect, find_ranges, read_into
+from learner.retrain.reading import (
+    Batches as ReadBatches,
+)
+from learner.retrain.reading import (
+    connect,
+    find_archived,
+    find_ranges,
+    from_archive,
+    from_topic,
+    read_into,
+)
 from learner.retrain.run import (
     Batches,
     Counted,
@@ -24,6 +35,8 @@ from learner.retrain.run import (
     plan,
 )
 from learner.retrain.store import Made, Store
+from streams.archive.reading import Archive
+from streams.archive.store import open_store
 from streams.clock import SystemClock
 from streams.contracts import ModelVersion
 from streams.errors import ReplayError
@@ -36,12 +49,16 @@ from streams.settings import Settings
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What was asked for; the places in ``streams.kafka.places.FORMS``."""
+    """What was asked for; the places in ``streams.kafka.places.FORMS``.
+
+    ``archive`` is the address of the archive that is read; Kafka is if there is none.
+    """
 
     begin: str
     end: str
     base_version: int
     updates: int | None
+    archive: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +97,7 @@ def look(
         base_of(registry, settings.learner.policy, wanted.base_version)
     with Store(None) as store:
         ranges = _ranges(settings, wanted, names.scored)
-        counted = _read(settings, store, ranges, shown, keep=False)
+        counted = _read(settings, store, ranges, wanted.archive, shown, keep=False)
         batches = plan(store, settings.learner, wanted.base_version, wanted.updates)
     return Outlook(ranges=ranges, counted=counted, batches=batches)
 
@@ -108,6 +125,7 @@ def begin(settings: Settings, wanted: Wanted, names: Topics, name: str) -> Path:
         end=wanted.end,
         ranges=_ranges(settings, wanted, names.scored),
         config_hash=hash_of(settings),
+        archive=_archive(settings, wanted.archive).address if wanted.archive else "",
     )
     with Store(folder) as store:
         job.keep(store)
@@ -143,7 +161,7 @@ def go_on(
         counted = Counted.of(store)
         if counted is None:
             store.forget_segments()
-            counted = _read(settings, store, job.ranges, read, keep=True)
+            counted = _read(settings, store, job.ranges, job.archive, read, keep=True)
             counted.keep(store)
         # What cannot be trained on shows before the model is loaded.
         plan(store, settings.learner, job.base_version, job.updates)
@@ -190,14 +208,30 @@ def _job(settings: Settings, store: Store, folder: Path) -> Job:
 def _ranges(settings: Settings, wanted: Wanted, topic: str) -> tuple[Range, ...]:
     now_ms = time.time_ns() // 1_000_000
     first, last = parse_place(wanted.begin, now_ms), parse_place(wanted.end, now_ms)
+    if wanted.archive:
+        return find_archived(_archive(settings, wanted.archive), topic, first, last)
     with connect(settings) as consumer:
         return find_ranges(consumer, topic, first, last)
+
+
+def _archive(settings: Settings, address: str) -> Archive:
+    return Archive(open_store(address, settings.archive.options))
+
+
+@contextmanager
+def _batches(settings: Settings, archive: str) -> Iterator[ReadBatches]:
+    if archive:
+        yield from_archive(_archive(settings, archive))
+        return
+    with connect(settings) as consumer:
+        yield from_topic(consumer)
 
 
 def _read(
     settings: Settings,
     store: Store,
     ranges: tuple[Range, ...],
+    archive: str,
     shown: Callable[[int, int], None],
     *,
     keep: bool,
@@ -209,10 +243,10 @@ def _read(
         seen += records
         shown(min(seen, total), total)
 
-    with connect(settings) as consumer:
+    with _batches(settings, archive) as batches:
         records, undecodable = read_into(
             store,
-            consumer,
+            batches,
             ranges,
             codec=build_codec(settings.schema_registry_url),
             teaches=partial(teaches, source=settings.learner.hint),

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from learner.retrain.store import Read, Store
 from learner.window import pack
+from streams.archive.columns import Row
+from streams.archive.reading import Archive
 from streams.contracts import TICK_HEADER, ScoredSegment, SourceRef
 from streams.errors import BrokerError, RecordError, ReplayError
 from streams.kafka import reading
-from streams.kafka.places import Place, Range, ranges_between, resolve
+from streams.kafka.places import KafkaLog, Log, Place, Range, ranges_between, resolve_in
 from streams.serde import Codec
 from streams.settings import Settings
 
@@ -23,6 +26,9 @@ _BATCH = 500
 _POLL_S = 1.0
 _TIMEOUT_S = 60.0
 _GROUP = "clawstream-retrain"
+
+Batches = Callable[[Range], Iterator[Sequence[Row]]]
+"""Reads the records of a range, in order."""
 
 
 @contextmanager
@@ -46,20 +52,36 @@ def find_ranges(consumer: Consumer, topic: str, first: Place, last: Place) -> tu
     Raises:
         ReplayError: The topic or a place is not there, or nothing lies between them.
     """
-    if first.time_ms is not None and last.time_ms is not None and first.time_ms >= last.time_ms:
-        raise ReplayError(f"--from {first.text} does not lie before --to {last.text}")
     found = consumer.list_topics(topic, timeout=_TIMEOUT_S).topics[topic]
     if found.error is not None:
         raise ReplayError(f"there is no topic {topic}: run `clawstream topics apply`")
-    topics = {topic: len(found.partitions)}
-    starts = resolve(consumer, topics, first, is_end=False)
-    ends = resolve(consumer, topics, last, is_end=True)
+    return _between(KafkaLog(consumer), {topic: len(found.partitions)}, first, last)
+
+
+def find_archived(archive: Archive, topic: str, first: Place, last: Place) -> tuple[Range, ...]:
+    """As ``find_ranges``, of an archived topic.
+
+    Raises:
+        ReplayError: A place is not there, or nothing lies between them.
+        ArchiveError: The topic is not in the archive, or a part of the range is missing there.
+    """
+    ranges = _between(archive, {topic: archive.partitions(topic)}, first, last)
+    for one in ranges:
+        archive.require(one.topic, one.partition, one.start, one.end)
+    return ranges
+
+
+def _between(log: Log, topics: Mapping[str, int], first: Place, last: Place) -> tuple[Range, ...]:
+    if first.time_ms is not None and last.time_ms is not None and first.time_ms >= last.time_ms:
+        raise ReplayError(f"--from {first.text} does not lie before --to {last.text}")
+    starts = resolve_in(log, topics, first, is_end=False)
+    ends = resolve_in(log, topics, last, is_end=True)
     return tuple(one for one in ranges_between(starts, ends) if one.records)
 
 
 def read_into(
     store: Store,
-    consumer: Consumer,
+    batches: Batches,
     ranges: Sequence[Range],
     *,
     codec: Codec,
@@ -71,7 +93,7 @@ def read_into(
 
     Args:
         store: Where they are kept.
-        consumer: See `connect`.
+        batches: Of `from_topic` or `from_archive`.
         ranges: What to read, one partition after the other.
         codec: Decodes.
         teaches: Whether there is anything to learn from a segment.
@@ -84,19 +106,20 @@ def read_into(
 
     Raises:
         ReplayError: A part was deleted before it was read.
+        ArchiveError: A part is gone from the archive, or a file of it is damaged.
         BrokerError: Kafka does not answer.
         SchemaError: The schema registry cannot be reached.
     """
     records = broken = 0
     for one in ranges:
-        for batch in _batches(consumer, one):
+        for batch in batches(one):
             found: list[Read] = []
-            for message in batch:
-                if _is_tick(message):
+            for row in batch:
+                if _is_tick(row):
                     continue
                 records += 1
                 try:
-                    found.append(_read(message, codec, teaches, policy))
+                    found.append(_read(row, codec, teaches, policy))
                 except RecordError:
                     broken += 1
             store.add(found)
@@ -104,15 +127,15 @@ def read_into(
     return records, broken
 
 
-def _is_tick(message: Any) -> bool:
-    return any(key == TICK_HEADER for key, _ in message.headers() or ())
+def _is_tick(row: Row) -> bool:
+    return any(key == TICK_HEADER for key, _ in row.headers)
 
 
 def _read(
-    message: Any, codec: Codec, teaches: Callable[[ScoredSegment], bool], policy: str | None
+    row: Row, codec: Codec, teaches: Callable[[ScoredSegment], bool], policy: str | None
 ) -> Read:
-    scored = codec.decode(message.value(), ScoredSegment)
-    ref = SourceRef(topic=message.topic(), partition=message.partition(), offset=message.offset())
+    scored = codec.decode(row.value, ScoredSegment)
+    ref = SourceRef(topic=row.topic, partition=row.partition, offset=row.offset)
     packed = pack(ref, scored, teaches)
     return Read(
         policy=scored.segment.policy,
@@ -121,7 +144,41 @@ def _read(
     )
 
 
-def _batches(consumer: Consumer, wanted: Range) -> Iterator[list[Message]]:
+def from_archive(archive: Archive) -> Batches:
+    """Reads an archive."""
+
+    def batches(wanted: Range) -> Iterator[Sequence[Row]]:
+        archive.require(wanted.topic, wanted.partition, wanted.start, wanted.end)
+        rows = archive.rows(wanted.topic, wanted.partition, wanted.start, wanted.end)
+        while batch := list(islice(rows, _BATCH)):
+            yield batch
+
+    return batches
+
+
+def from_topic(consumer: Consumer) -> Batches:
+    """Reads a topic; for the consumer see `connect`."""
+
+    def batches(wanted: Range) -> Iterator[Sequence[Row]]:
+        for messages in _messages(consumer, wanted):
+            yield [_row(message) for message in messages]
+
+    return batches
+
+
+def _row(message: Any) -> Row:
+    return Row(
+        topic=message.topic(),
+        partition=message.partition(),
+        offset=message.offset(),
+        timestamp=message.timestamp()[1],
+        key=message.key(),
+        value=message.value(),
+        headers=tuple(message.headers() or ()),
+    )
+
+
+def _messages(consumer: Consumer, wanted: Range) -> Iterator[list[Message]]:
     """The messages of a range; the last may come before its end, which can be a marker."""
     consumer.assign([TopicPartition(wanted.topic, wanted.partition, wanted.start)])
     deadline = time.monotonic() + _TIMEOUT_S
@@ -151,11 +208,19 @@ def _is_end(message: Any, wanted: Range) -> bool:
     if error.code() == KafkaError._AUTO_OFFSET_RESET:
         raise ReplayError(
             f"{wanted.topic} partition {wanted.partition} has no offset {wanted.start} any more: "
-            "it was deleted. Retrain from later on"
+            "it was deleted. Retrain from later on, or from an archive"
         )
     if not error.retriable():
         raise KafkaException(error)
     return False
 
 
-__all__ = ["connect", "find_ranges", "read_into"]
+__all__ = [
+    "Batches",
+    "connect",
+    "find_archived",
+    "find_ranges",
+    "from_archive",
+    "from_topic",
+    "read_into",
+]

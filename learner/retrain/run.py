@@ -85,6 +85,7 @@ class Job:
         end: Where it ends, likewise.
         ranges: What that is, per partition.
         config_hash: Of the settings.
+        archive: The address of the archive that is read; Kafka is if there is none.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Job:
     end: str
     ranges: tuple[Range, ...]
     config_hash: str
+    archive: str = ""
 
     def keep(self, store: Store) -> None:
         """Write it down."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from processors.feedback_align.agent import STAGE, AlignProcessor, AlignTopics
 from processors.runtime.readback import ReadBack
+from processors.runtime.records import LogReader
 from processors.runtime.topics import Cluster
 from processors.runtime.worker import WorkerSpec
 from streams.metrics import ProcessorMetrics
@@ -21,6 +22,7 @@ def build_spec(
     app_id: str = APP_ID,
     topics: AlignTopics | None = None,
     changelog: str = ALIGN_STATE,
+    log: LogReader | None = None,
 ) -> WorkerSpec:
     """The aligner as the runtime runs it.
 
@@ -30,6 +32,7 @@ def build_spec(
         app_id: Consumer group, and prefix of its transactional ids.
         topics: Other topics than the inventory's, for a shadow run.
         changelog: Its state topic; a shadow run needs its own.
+        log: Reads content back; from Kafka if None.
 
     Raises:
         SchemaError: A schema file is missing or broken.
@@ -38,7 +41,7 @@ def build_spec(
     rules = settings.align
     codec = build_codec(settings.schema_registry_url)
 
-    readers: list[ReadBack] = []
+    readers: list[LogReader] = [] if log is None else [log]
 
     def make(partition: int, cluster: Cluster) -> AlignProcessor:
         if not readers:

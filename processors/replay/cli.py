@@ -19,9 +19,11 @@ from streams.settings import Settings
 if TYPE_CHECKING:
     from processors.replay.compare import Comparison
     from processors.replay.report import Outcomes
-    from processors.replay.shadow import Job
+    from processors.replay.shadow import Against, Job
     from processors.replay.shadow import Progress as Reached
-    from streams.kafka.places import Place
+    from processors.replay.stages import Stage
+    from streams.archive.reading import Archive
+    from streams.kafka.places import Place, Range
 
 app = typer.Typer(add_completion=False)
 
@@ -46,6 +48,17 @@ def replay(
         help="How much earlier to begin reading, so that sessions that were open are complete: a "
         "duration, or earliest. As much as the rules can look back, if left out.",
     ),
+    archive: str | None = typer.Option(
+        None,
+        "--archive",
+        help="Read this archive, not Kafka: a folder, or a URL such as s3://bucket/path.",
+    ),
+    against: str | None = typer.Option(
+        None,
+        "--against",
+        help="What outputs are compared with: live, the topic in Kafka, or archive, the one that "
+        "is archived. The latter with --archive, if left out.",
+    ),
     sessions: str = typer.Option("", "--sessions", help="Only these, with commas between."),
     rate: float | None = typer.Option(
         None, "--rate", min=1.0, help="At most so many records a second, to spare live traffic."
@@ -66,10 +79,12 @@ def replay(
     """
     from processors.replay.shadow import load_job, prepare
 
-    settings = _at_kafka(settings_of(ctx))
+    settings = settings_of(ctx)
     if resume is not None:
         folder = _folder(settings, resume)
-        prepare(folder, load_job(folder), settings)
+        job = load_job(folder)
+        settings = _at_kafka(settings) if job.needs_kafka else settings
+        prepare(folder, job, settings)
         _run(folder, settings, rate, as_json)
         return
     if begin is None:
@@ -77,7 +92,10 @@ def replay(
     wanted = [item.strip() for item in sessions.split(",") if item.strip()]
     if wanted and stage != "align":
         raise ReplayError("--sessions works with --stage align: a user's reward needs all sessions")
-    job = _plan(settings, stage, begin, end, warm_up, wanted)
+    compared = _against(against, archive)
+    if archive is None or compared == "live":
+        settings = _at_kafka(settings)
+    job = _plan(settings, stage, (begin, end), warm_up, wanted, archive, compared)
     if not execute:
         _show_plan(job, rate, as_json)
         return
@@ -103,34 +121,88 @@ def _folder(settings: Settings, name: str) -> Path:
 def _plan(
     settings: Settings,
     stage_name: str,
-    begin: str,
-    end: str,
+    places: tuple[str, str],
     warm_up: str | None,
     sessions: Sequence[str],
+    archive_at: str | None,
+    against: Against,
 ) -> Job:
+    from processors.replay.archived import open_archive
     from processors.replay.shadow import Job
     from processors.replay.stages import build_stage
-    from streams.kafka.places import parse_place, ranges_between, resolve
-    from streams.kafka.reading import connect
+    from streams.kafka.places import parse_place
     from streams.serde import build_codec
 
+    begin, end = places
     now_ms = time.time_ns() // 1_000_000
     first, last = parse_place(begin, now_ms), parse_place(end, now_ms)
     stage = build_stage(stage_name, settings, build_codec(settings.schema_registry_url))
     before = _before(first, warm_up, stage.needs_before_ms)
     if first.time_ms is not None and last.time_ms is not None and first.time_ms >= last.time_ms:
         raise ReplayError(f"--from {begin} does not lie before --to {end}")
-    with connect(settings, "clawstream-replay") as consumer:
-        topics = _partitions(settings, stage.inputs)
-        starts = resolve(consumer, topics, before, is_end=False)
-        ends = resolve(consumer, topics, last, is_end=True)
+    archive = None if archive_at is None else open_archive(archive_at, settings)
+    if archive is None:
+        ranges = _live_ranges(settings, stage.inputs, before, last)
+    else:
+        ranges = _archived_ranges(archive, stage, before, last, against)
     return Job(
         stage=stage_name,
-        ranges=tuple(ranges_between(starts, ends)),
+        ranges=tuple(ranges),
         read_from_ms=before.time_ms or 0,
         compare_from_ms=first.time_ms or 0,
         sessions=tuple(sessions),
+        archive="" if archive is None else archive.address,
+        against=against,
     )
+
+
+def _against(text: str | None, archive: str | None) -> Against:
+    if text == "live" or (text is None and archive is None):
+        return "live"
+    if text not in (None, "archive"):
+        raise ReplayError(f"--against {text!r}: choose live or archive")
+    if archive is None:
+        raise ReplayError("--against archive: say which one with --archive")
+    return "archive"
+
+
+def _live_ranges(
+    settings: Settings, topics: Sequence[str], first: Place, last: Place
+) -> Sequence[Range]:
+    from streams.kafka.places import ranges_between, resolve
+    from streams.kafka.reading import connect
+
+    with connect(settings, "clawstream-replay") as consumer:
+        partitions = _partitions(settings, topics)
+        starts = resolve(consumer, partitions, first, is_end=False)
+        ends = resolve(consumer, partitions, last, is_end=True)
+    return ranges_between(starts, ends)
+
+
+def _archived_ranges(
+    archive: Archive, stage: Stage, first: Place, last: Place, against: Against
+) -> Sequence[Range]:
+    """What lies between two places, of which nothing must be missing; nor of the outputs."""
+    from streams.kafka.places import ranges_between, resolve_in
+
+    partitions = {topic: archive.partitions(topic) for topic in stage.inputs}
+    starts = resolve_in(archive, partitions, first, is_end=False)
+    ends = resolve_in(archive, partitions, last, is_end=True)
+    ranges = ranges_between(starts, ends)
+    for item in ranges:
+        archive.require(item.topic, item.partition, item.start, item.end)
+    if against == "archive":
+        if stage.output not in archive.topics():
+            raise ReplayError(
+                f"{stage.output} is not in the archive {archive.address}: add --against live to "
+                "compare with the topic in Kafka"
+            )
+        for partition in archive.footers(stage.output):
+            start = archive.offset_at(stage.output, partition, first.time_ms or 0)
+            archive.require(
+                stage.output, partition, start, archive.range(stage.output, partition)[1]
+            )
+    return ranges
 
 
 def _before(first: Place, warm_up: str | None, needed_ms: int) -> Place:

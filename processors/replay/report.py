@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from processors.feedback_align import codec as align_codec
+from processors.replay.archived import open_archive
 from processors.replay.compare import Comparison, Where, compare
 from processors.replay.shadow import Job, load_job, store_path
 from processors.replay.stages import RECORD_TYPES, Stage
@@ -65,10 +66,12 @@ def outcomes(folder: Path) -> Outcomes:
 
 
 def compare_with_live(folder: Path, settings: Settings) -> Comparison:
-    """Hold a finished replay against the live stage's topic, as far as that goes now.
+    """Hold a finished replay against the live stage's topic, as far as that goes now: the one
+    in Kafka, or the archived one.
 
     Raises:
         ReplayError: It has not run to its end.
+        ArchiveError: The topic is not in the archive, or a file of it is damaged.
         BrokerError: Kafka does not answer.
         TopicError: The topic is gone.
     """
@@ -101,9 +104,7 @@ def _made(folder: Path, job: Job) -> Iterator[Made]:
 
 def _live(settings: Settings, stage: Stage, job: Job) -> Iterator[Made]:
     sessions = set(job.sessions)
-    # What is due later than the first record that was read is written later, too.
-    for message in read_messages(settings, stage.output, since_ms=job.read_from_ms):
-        value = message.value()
+    for value in _live_values(settings, stage.output, job):
         if value is None:
             continue
         try:
@@ -112,6 +113,19 @@ def _live(settings: Settings, stage: Stage, job: Job) -> Iterator[Made]:
             continue  # A stage of ours does not write such; the topic may be shared.
         if not sessions or made.session.partition("/")[2] in sessions:
             yield made
+
+
+def _live_values(settings: Settings, topic: str, job: Job) -> Iterator[bytes | None]:
+    """What is due later than the first record that was read is written later, too."""
+    if job.against == "live":
+        for message in read_messages(settings, topic, since_ms=job.read_from_ms):
+            yield message.value()
+        return
+    archive = open_archive(job.archive, settings)
+    for partition in sorted(archive.footers(topic)):
+        start = archive.offset_at(topic, partition, job.read_from_ms)
+        for row in archive.rows(topic, partition, start):
+            yield row.value
 
 
 def _where(job: Job, clocks: dict[int, int], codec: Codec) -> Callable[[Made], Where]:

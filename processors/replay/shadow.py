@@ -19,18 +19,21 @@ from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from queue import Empty
+from typing import Literal, Protocol
 
 import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from processors.feedback_align.agent import AlignTopics
+from processors.replay.archived import ArchivedLog, ArchiveReader, cluster_of, open_archive
 from processors.replay.stages import Stage, build_stage
 from processors.replay.store import PartitionStore
 from processors.reward.agent import RewardTopics
 from processors.runtime.connection import bootstrap_servers
 from processors.runtime.readback import PASSING, record_of
-from processors.runtime.records import Outcome, PartitionProcessor, Record
+from processors.runtime.records import Outcome, PartitionProcessor, RawRecord, Record
 from processors.runtime.topics import Cluster
+from streams.archive.reading import Archive
 from streams.contracts import TICK_HEADER
 from streams.errors import BrokerError, ClawstreamError, ReplayError
 from streams.kafka.admin import Admin
@@ -50,6 +53,8 @@ _POLL_S = 0.2
 _STALL_S = 60.0
 _TICK = ((TICK_HEADER, b""),)
 
+Against = Literal["live", "archive"]
+
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
     """What is replayed; kept beside what has come of it.
@@ -62,6 +67,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         sessions: Only these; all if empty.
         inputs: The input topics, if others than the inventory's (aligner: turns, feedback).
         output: The topic to compare with, if another one.
+        archive: The address of the archive that is read; Kafka is if there is none.
+        against: Whether outputs are compared with the topic in Kafka, or the archive's.
     """
 
     stage: str
@@ -71,6 +78,21 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     sessions: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     output: str = ""
+    archive: str = ""
+    against: Against = "live"
+
+    @property
+    def needs_kafka(self) -> bool:
+        """Whether anything of it is in Kafka."""
+        return not self.archive or self.against == "live"
+
+    def opened(self, settings: Settings) -> Archive | None:
+        """The archive that is read.
+
+        Raises:
+            ArchiveError: No file system is known for it here.
+        """
+        return open_archive(self.archive, settings) if self.archive else None
 
     def topics(self) -> tuple[AlignTopics | None, RewardTopics | None]:
         """The topics of the aligner, or of the reward stage, if they are not the usual ones."""
@@ -82,11 +104,19 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         (segments,) = self.inputs
         return None, RewardTopics(segments=segments, scored=self.output)
 
-    def build(self, settings: Settings) -> Stage:
-        """The stage of this job."""
+    def build(self, settings: Settings, archive: Archive | None = None) -> Stage:
+        """The stage of this job.
+
+        Args:
+            settings: All settings.
+            archive: Where content is read back from; Kafka if None.
+        """
         codec = build_codec(settings.schema_registry_url)
         align, reward = self.topics()
-        return build_stage(self.stage, settings, codec, align_topics=align, reward_topics=reward)
+        log = None if archive is None else ArchivedLog(archive)
+        return build_stage(
+            self.stage, settings, codec, align_topics=align, reward_topics=reward, log=log
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +155,7 @@ def prepare(folder: Path, job: Job, settings: Settings) -> None:
             part = path.with_suffix(".part")
             part.write_bytes(data)
             part.rename(path)
-    used = {"data_dir", "kafka", "align", "reward", "worker", "schema_registry_url"}
+    used = {"data_dir", "kafka", "align", "reward", "worker", "archive", "schema_registry_url"}
     write_settings(settings.model_dump(include=used), folder / "config.yaml")
 
 
@@ -241,12 +271,14 @@ def replay_partition(
 
     Raises:
         ReplayError: Records are gone meanwhile.
+        ArchiveError: They are gone from the archive, or a file of it is damaged.
         BrokerError: Kafka does not answer.
         StateError: What was kept is damaged, or content is gone from the log.
     """
     job = load_job(folder)
     settings = load_settings(folder / "config.yaml")
-    stage = job.build(settings)
+    archive = job.opened(settings)
+    stage = job.build(settings, archive)
     ranges = [item for item in job.ranges if item.partition == partition]
     store = PartitionStore(store_path(folder, partition))
     try:
@@ -254,16 +286,61 @@ def replay_partition(
             counts = store.counts()
             on_progress(Progress(partition, counts.get("records", 0), counts.get("outputs", 0)))
             return
-        processor = stage.make(partition, _cluster(stage, settings))
+        processor = stage.make(partition, _cluster(stage, settings, archive))
         processor.restore(store.entries(), store.meta())
-        _Pass(stage, processor, store, partition, on_progress, rate_per_s).run(
-            settings, ranges, frozenset(name.encode() for name in job.sessions)
-        )
+        reader = _reader(settings, archive, partition, _left(ranges, store), processor)
+        try:
+            _Pass(stage, processor, store, partition, on_progress, rate_per_s).run(
+                reader, frozenset(name.encode() for name in job.sessions)
+            )
+        finally:
+            reader.close()
     finally:
         store.close()
 
 
-def _cluster(stage: Stage, settings: Settings) -> Cluster:
+class Reader(Protocol):
+    """Reads what is left of a partition."""
+
+    def batches(self) -> Iterator[Mapping[str, Sequence[RawRecord]]]:
+        """What is read, by topic, until every range is at its end."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is open."""
+        ...
+
+
+def _left(ranges: Sequence[Range], store: PartitionStore) -> dict[str, tuple[int, int]]:
+    """From and to of each topic, without what is applied already."""
+    applied = store.applied()
+    return {
+        item.topic: (max(item.start, applied.get(item.topic, -1) + 1), item.end) for item in ranges
+    }
+
+
+def _reader(
+    settings: Settings,
+    archive: Archive | None,
+    partition: int,
+    left: Mapping[str, tuple[int, int]],
+    processor: PartitionProcessor,
+) -> Reader:
+    if archive is None:
+        return _KafkaReader(settings, partition, left, processor.buffered)
+    return ArchiveReader(
+        archive,
+        partition,
+        left,
+        processor.buffered,
+        portion=BATCH_RECORDS,
+        most_buffered=_BUFFERED_RECORDS,
+    )
+
+
+def _cluster(stage: Stage, settings: Settings, archive: Archive | None) -> Cluster:
+    if archive is not None:
+        return cluster_of(archive, stage, settings)
     kafka = settings.kafka
     names = (*stage.inputs, stage.output, *stage.others)
     found = Admin(kafka, bootstrap_servers(kafka)).describe(names)
@@ -300,21 +377,12 @@ class _Pass:
         self._here = 0
         self._counts = Counter(store.counts())
 
-    def run(self, settings: Settings, ranges: Sequence[Range], sessions: frozenset[bytes]) -> None:
-        applied = self._store.applied()
-        left = {
-            item.topic: (max(item.start, applied.get(item.topic, -1) + 1), item.end)
-            for item in ranges
-        }
-        reader = _Reader(settings, self._partition, left, self._processor.buffered)
-        try:
-            for batch in reader.batches():
-                for topic, records in batch.items():
-                    self._processor.feed(topic, _only(records, sessions))
-                self._drain(done=False)
-            self._drain(done=True)
-        finally:
-            reader.close()
+    def run(self, reader: Reader, sessions: frozenset[bytes]) -> None:
+        for batch in reader.batches():
+            for topic, records in batch.items():
+                self._processor.feed(topic, _only(records, sessions))
+            self._drain(done=False)
+        self._drain(done=True)
 
     def _drain(self, *, done: bool) -> None:
         while True:
@@ -343,7 +411,7 @@ class _Pass:
                 time.sleep(ahead_s)
 
 
-def _only(records: Sequence[Record], sessions: frozenset[bytes]) -> Sequence[Record]:
+def _only(records: Sequence[RawRecord], sessions: frozenset[bytes]) -> Sequence[RawRecord]:
     """Records of other sessions move the clock and nothing else, as a tick does."""
     if not sessions:
         return records
@@ -361,7 +429,7 @@ def _only(records: Sequence[Record], sessions: frozenset[bytes]) -> Sequence[Rec
     ]
 
 
-class _Reader:
+class _KafkaReader:
     """Reads ranges of one partition of several topics, side by side.
 
     Args:
@@ -398,7 +466,7 @@ class _Reader:
     def close(self) -> None:
         self._consumer.close()
 
-    def batches(self) -> Iterator[dict[str, list[Record]]]:
+    def batches(self) -> Iterator[Mapping[str, Sequence[RawRecord]]]:
         """What is read, by topic, until every range is at its end.
 
         Raises:
@@ -465,4 +533,13 @@ class _Reader:
                 self._paused.discard(topic)
 
 
-__all__ = ["Job", "Progress", "load_job", "prepare", "replay_partition", "run", "store_path"]
+__all__ = [
+    "Against",
+    "Job",
+    "Progress",
+    "load_job",
+    "prepare",
+    "replay_partition",
+    "run",
+    "store_path",
+]

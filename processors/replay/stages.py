@@ -11,7 +11,7 @@ from processors.feedback_align.agent import AlignTopics
 from processors.replay.store import Made
 from processors.reward import app as reward
 from processors.reward.agent import RewardTopics
-from processors.runtime.records import PartitionProcessor
+from processors.runtime.records import LogReader, PartitionProcessor
 from processors.runtime.topics import Cluster
 from processors.runtime.worker import WorkerSpec
 from streams.contracts import ScoredSegment, TrajectorySegment
@@ -55,8 +55,17 @@ def build_stage(
     *,
     align_topics: AlignTopics | None = None,
     reward_topics: RewardTopics | None = None,
+    log: LogReader | None = None,
 ) -> Stage:
     """A stage over the settings' rules.
+
+    Args:
+        name: Which.
+        settings: All settings.
+        codec: Reads its outputs.
+        align_topics: The aligner's, if others than the inventory's.
+        reward_topics: The reward stage's, likewise.
+        log: Where content is read back from; Kafka if None.
 
     Raises:
         ReplayError: There is none of this name that can be replayed.
@@ -64,7 +73,7 @@ def build_stage(
     """
     if name == "align":
         names = align_topics or AlignTopics()
-        spec = align.build_spec(settings, ProcessorMetrics("replay"), topics=names)
+        spec = align.build_spec(settings, ProcessorMetrics("replay"), topics=names, log=log)
         rules = settings.align
         before_ms = spec.read_back_ms + rules.max_open_ms
         return _stage("align", spec, names.segments, before_ms, segment_reader(codec))

@@ -289,12 +289,30 @@ class FileReader:
             yield from (row for row in rows if row.offset >= start)
 
     def _groups_from(self, start: int) -> list[int]:
+        return [number for number, last in enumerate(self.last_offsets()) if last >= start]
+
+    def last_offsets(self) -> list[int]:
+        """The last offset of each row group.
+
+        Raises:
+            DamagedArchiveError: It cannot be told.
+        """
         with self._damage():
             metadata = self._file.metadata
-            last = [
-                metadata.row_group(n).column(0).statistics for n in range(metadata.num_row_groups)
-            ]
-        return [n for n, found in enumerate(last) if found is None or found.max >= start]
+            groups = [metadata.row_group(n) for n in range(metadata.num_row_groups)]
+            found = [group.column(0).statistics for group in groups]
+            if any(statistics is None for statistics in found):
+                raise ValueError("it does not say which offsets its row groups have")
+            return [int(statistics.max) for statistics in found]
+
+    def group(self, number: int) -> Any:
+        """The columns ``RAW`` of a row group, as an Arrow table.
+
+        Raises:
+            DamagedArchiveError: It cannot be read.
+        """
+        with self._damage():
+            return self._file.read_row_group(number, columns=list(RAW))
 
     def check(self) -> list[str]:
         """What is wrong with its content; every byte of it is read.

@@ -28,6 +28,11 @@ class Archive:
         """Where it is, for people."""
         return self._store.address
 
+    @property
+    def store(self) -> Store:
+        """Where its files are."""
+        return self._store
+
     def topics(self) -> list[str]:
         """The names of its topics.
 
@@ -72,6 +77,26 @@ class Archive:
     def breaks(self, topic: str) -> list[Break]:
         """Where files of a topic do not meet."""
         return [b for footers in self.footers(topic).values() for b in breaks(footers)]
+
+    def require(self, topic: str, partition: int, start: int, end: int) -> None:
+        """Make sure that it has all there was of a range of offsets.
+
+        Raises:
+            ArchiveError: Some of it is missing, or there twice.
+        """
+        if start >= end:
+            return
+        low, high = self.range(topic, partition)
+        if start < low or end > high:
+            raise ArchiveError(
+                f"the archive {self.address} has offsets {low} to {high - 1} of {topic} partition "
+                f"{partition}, and not all of {start} to {end - 1}"
+            )
+        for found in breaks(self.footers(topic)[partition]):
+            if found.end > start and found.start < end:
+                raise ArchiveError(
+                    f"{found}. Begin behind them, or see `clawstream archive verify`"
+                )
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         """The first offset whose timestamp is at or after a time; the end if there is none.

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from streams.errors import ReplayError
 
@@ -100,13 +100,59 @@ def _read_offsets(path: Path) -> Offsets:
     return found
 
 
+class Log(Protocol):
+    """What knows where records are: Kafka, or an archive."""
+
+    def range(self, topic: str, partition: int) -> tuple[int, int]:
+        """The first offset there is of a partition, and the one after its last."""
+        ...
+
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
+        """The first offset whose timestamp is at or after a time; the end if there is none."""
+        ...
+
+
+class KafkaLog:
+    """The topics in Kafka (``Log``).
+
+    Args:
+        consumer: A read_committed consumer; only asked, not assigned.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = consumer
+
+    def range(self, topic: str, partition: int) -> tuple[int, int]:
+        """See ``Log``."""
+        from confluent_kafka import TopicPartition
+
+        return self._consumer.get_watermark_offsets(
+            TopicPartition(topic, partition), timeout=_TIMEOUT_S
+        )
+
+    def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
+        """See ``Log``."""
+        from confluent_kafka import TopicPartition
+
+        asked = TopicPartition(topic, partition, max(0, time_ms))
+        (at,) = self._consumer.offsets_for_times([asked], timeout=_TIMEOUT_S)
+        return at.offset if at.offset >= 0 else self.range(topic, partition)[1]
+
+
 def resolve(
     consumer: Consumer, topics: Mapping[str, int], place: Place, *, is_end: bool
+) -> dict[tuple[str, int], int]:
+    """The offset that a place has in each partition of topics in Kafka; see ``resolve_in``."""
+    return resolve_in(KafkaLog(consumer), topics, place, is_end=is_end)
+
+
+def resolve_in(
+    log: Log, topics: Mapping[str, int], place: Place, *, is_end: bool
 ) -> dict[tuple[str, int], int]:
     """The offset that a place has in each partition.
 
     Args:
-        consumer: A read_committed consumer; only asked, not assigned.
+        log: Where the records are.
         topics: How many partitions each topic has.
         place: Which place.
         is_end: Whether it is one behind the last record wanted.
@@ -114,19 +160,13 @@ def resolve(
     Raises:
         ReplayError: Offsets are missing, or none of the log's.
     """
-    from confluent_kafka import TopicPartition
-
-    places = [TopicPartition(t, p) for t, count in topics.items() for p in range(count)]
     found: dict[tuple[str, int], int] = {}
-    for one in places:
-        low, high = consumer.get_watermark_offsets(one, timeout=_TIMEOUT_S)
-        key = (one.topic, one.partition)
+    for key in ((t, p) for t, count in topics.items() for p in range(count)):
+        low, high = log.range(*key)
         if place.offsets is not None:
             found[key] = _given(place, key, low, high, is_end=is_end)
         elif place.time_ms is not None:
-            asked = TopicPartition(*key, max(0, place.time_ms))
-            (at,) = consumer.offsets_for_times([asked], timeout=_TIMEOUT_S)
-            found[key] = at.offset if at.offset >= 0 else high
+            found[key] = log.offset_at(*key, place.time_ms)
         else:
             found[key] = low if place.text == EARLIEST else high
     return found
@@ -141,8 +181,8 @@ def _given(place: Place, key: tuple[str, int], low: int, high: int, *, is_end: b
         raise ReplayError(f"{place.text} has no offset for {key[0]} partition {key[1]}")
     if offset < low:
         raise ReplayError(
-            f"{key[0]} partition {key[1]} begins at offset {low}: {offset} has been deleted. "
-            "Replay from later on, or from an archive"
+            f"{key[0]} partition {key[1]} begins at offset {low}: {offset} has been deleted, or "
+            "was never archived. Replay from later on, or from an archive that has it"
         )
     if offset > high:
         raise ReplayError(f"{key[0]} partition {key[1]} ends at offset {high}, before {offset}")
@@ -176,6 +216,7 @@ def ranges_between(
     if not any(item.records for item in found):
         raise ReplayError(
             "no record lies between these two places: `clawstream lag` shows where topics end, "
-            "and a topic's retention.ms says how far back they go"
+            "a topic's retention.ms says how far back they go, and `clawstream archive ls` what an "
+            "archive has"
         )
     return found

@@ -20,8 +20,13 @@ from processors.replay.compare import Comparison
 from processors.replay.report import Outcomes, compare_with_live, outcomes
 from processors.replay.shadow import Job, Progress, prepare, replay_partition, store_path
 from processors.replay.store import Made, PartitionStore
+from streams.archive.reading import Archive
+from streams.archive.store import LocalStore
+from streams.archive.writing import Archiver, Rolling
+from streams.contracts import DialogueTurn, FeedbackEvent, TrajectorySegment
 from streams.errors import ReplayError
 from streams.kafka.places import Place, Range, ranges_between, resolve
+from streams.serde import build_codec, load_schemas
 from streams.settings import Settings, load_settings
 from tests.conftest import CreateTopics
 from tests.integration.align_worker import configs_of, topics_of
@@ -79,6 +84,31 @@ class Shadow(ReplayBench):
         for partition in range(PARTITIONS):
             replay_partition(folder, partition, lambda _: None)
         return outcomes(folder), compare_with_live(folder, settings)
+
+    def archive(self) -> Archive:
+        """The inputs and the live outputs as an archiver leaves them, in several files each."""
+        store = LocalStore(self.folder / "archive")
+        types = {
+            self.inputs.turns: DialogueTurn,
+            self.inputs.feedback: FeedbackEvent,
+            self.output: TrajectorySegment,
+        }
+        Archiver(
+            self.settings(),
+            store,
+            build_codec(),
+            load_schemas(),
+            Rolling(size_bytes=4_000, age_s=60),
+            types=types,
+        ).run(once=True)
+        return Archive(store)
+
+    def delete_all(self, *topics: str) -> None:
+        """Delete all records, as retention does."""
+        admin = AdminClient({"bootstrap.servers": self.bootstrap})
+        ends = [TopicPartition(topic, p, -1) for topic in topics for p in range(PARTITIONS)]
+        for future in admin.delete_records(ends).values():
+            future.result(DEADLINE_S)
 
     def made(self, name: str) -> list[Made]:
         found: list[Made] = []
@@ -222,3 +252,29 @@ def test_records_deleted_meanwhile_are_an_error_that_names_them(bench: Shadow) -
         future.result(DEADLINE_S)
     with pytest.raises(ReplayError, match=f"{item.topic} partition {item.partition} no longer has"):
         shadow.run(folder, lambda _: None)
+
+
+def test_an_archive_is_replayed_as_its_topics_are(bench: Shadow) -> None:
+    bench.run_live()
+    archive = bench.archive()
+    assert max(len(files) for files in archive.footers(bench.inputs.turns).values()) > 1
+    came, found = bench.replay("topics", bench.job())
+    assert found.is_equal, found.examples
+    archived = tuple(
+        Range(topic, partition, *archive.range(topic, partition))
+        for topic in (bench.inputs.feedback, bench.inputs.turns)
+        for partition in range(PARTITIONS)
+    )
+    # A marker of a transaction may be the last of a topic; the archive has what is before it.
+    assert [one.start for one in archived] == [one.start for one in bench.ranges()]
+    job = bench.job(ranges=archived, archive=archive.address, against="archive")
+    # In the live topic, nothing will be left to compare with.
+    live = bench.job(ranges=archived, archive=archive.address, against="live")
+    bench.delete_all(bench.inputs.turns, bench.inputs.feedback, bench.output)
+
+    again, compared = bench.replay("archive", job)
+    assert bench.made("archive") == bench.made("topics")
+    assert again == came
+    assert compared == found
+    _, nothing = bench.replay("live", live)
+    assert (nothing.equal, nothing.not_yet_live) == (0, found.equal)

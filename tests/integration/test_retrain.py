@@ -16,9 +16,12 @@ from learner.loop import Topics
 from learner.retrain.command import Done, Wanted, begin, folder_of, go_on, look
 from learner.retrain.run import BATCHES
 from learner.trainer import make_trainer
-from streams.contracts import TICK_HEADER, VersionStatus
-from streams.errors import LearnerError, RegistryError, ReplayError
+from streams.archive.store import LocalStore
+from streams.archive.writing import Archiver, Rolling
+from streams.contracts import TICK_HEADER, ScoredSegment, VersionStatus
+from streams.errors import ArchiveError, LearnerError, RegistryError, ReplayError
 from streams.kafka.clients import make_admin
+from streams.serde import build_codec, load_schemas
 from streams.settings import Settings, load_settings
 from tests.conftest import CreateTopics
 from tests.integration.harness import ROOT, wait_until
@@ -95,6 +98,19 @@ class Rig:
         assert process.wait(DEADLINE_S) == -signal.SIGKILL, log.read_text()
         return folder
 
+    def archive(self) -> str:
+        """The topic of scored segments as an archiver leaves it; its address."""
+        store = LocalStore(Path(self.settings.effective_archive_url))
+        Archiver(
+            self.settings,
+            store,
+            build_codec(),
+            load_schemas(),
+            Rolling(size_bytes=8_000, age_s=60),
+            types={self.names.scored: ScoredSegment},
+        ).run(once=True)
+        return store.address
+
     def delete_all(self) -> None:
         """As retention does."""
         admin = make_admin(self.settings.kafka, str(self.settings.kafka.bootstrap_servers))
@@ -136,18 +152,46 @@ def test_a_range_is_trained_on_again(rig: Rig) -> None:
     assert {(o.partition, o.start) for o in whole.version.source_offsets} == {(0, 0), (1, 0)}
     _refuses_what_is_not_there(rig)
 
+    _reads_an_archive_as_the_topic(rig, whole)
+
     folder = rig.killed("killed")
     late = begin(rig.settings, ALL, rig.names, "late")
     # What was read stays, whatever becomes of the topic.
     rig.delete_all()
     again = rig.go_on(folder)
-    assert again.version.version == 2
+    assert again.version.version == 3
     assert again.version.attributes[BATCHES] == whole.version.attributes[BATCHES]
     assert again.version.adapter_files == whole.version.adapter_files
     assert again.version.metrics == whole.version.metrics
     assert rig.go_on(folder).version == again.version
     with pytest.raises(ReplayError, match="has no offset 0 any more"):
         rig.go_on(late)
+
+
+def _reads_an_archive_as_the_topic(rig: Rig, whole: Done) -> None:
+    wanted = Wanted(
+        begin="earliest", end="latest", base_version=0, updates=None, archive=rig.archive()
+    )
+    outlook = look(rig.settings, wanted, rig.names, _ignore)
+    assert outlook.counted == whole.counted
+    done = rig.retrain("archived", wanted)
+    assert done.version.version == 2
+    assert done.version.source_offsets == whole.version.source_offsets
+    assert done.version.attributes[BATCHES] == whole.version.attributes[BATCHES]
+    assert done.version.adapter_files == whole.version.adapter_files
+
+    late = begin(rig.settings, wanted, rig.names, "archive-gone")
+    path = sorted(Path(wanted.archive).glob("topics/*/partition=0/*.parquet"))[0]
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(ArchiveError, match=r"\.parquet in .* is damaged"):
+        look(rig.settings, wanted, rig.names, _ignore)
+    with pytest.raises(ArchiveError, match="is damaged"):
+        rig.go_on(late)
+    path.unlink()
+    with pytest.raises(ArchiveError, match="and not all of"):
+        rig.go_on(late)
+    with pytest.raises(ArchiveError, match="there is no topic nowhere in the archive"):
+        look(rig.settings, wanted, Topics(scored="nowhere"), _ignore)
 
 
 def _refuses_what_is_not_there(rig: Rig) -> None:
