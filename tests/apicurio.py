@@ -92,3 +92,9 @@ def _answers(url: str) -> bool:
             return bool(answer.status == 200)
     except OSError:
         return False
+
+
+def jar_of(name: str) -> Path:
+    """A jar that the registry comes with, by its group and artifact with a dot between."""
+    (found,) = (_installed() / "lib" / "main").glob(f"{name}-[0-9]*.jar")
+    return found

@@ -23,7 +23,7 @@ from processors.replay.store import Made, PartitionStore
 from streams.archive.reading import Archive
 from streams.archive.store import LocalStore
 from streams.archive.writing import Archiver, Rolling
-from streams.contracts import DialogueTurn, FeedbackEvent, TrajectorySegment
+from streams.contracts import DialogueTurn, FeedbackEvent, Record, TrajectorySegment
 from streams.errors import ReplayError
 from streams.kafka.places import Place, Range, ranges_between, resolve
 from streams.serde import build_codec, load_schemas
@@ -88,7 +88,7 @@ class Shadow(ReplayBench):
     def archive(self) -> Archive:
         """The inputs and the live outputs as an archiver leaves them, in several files each."""
         store = LocalStore(self.folder / "archive")
-        types = {
+        types: dict[str, type[Record] | None] = {
             self.inputs.turns: DialogueTurn,
             self.inputs.feedback: FeedbackEvent,
             self.output: TrajectorySegment,
