@@ -249,10 +249,18 @@ class ProcessorMetrics:
         self._counters = {m.name: self._counter(m) for m in ALL if m.kind == "counter"}
         self._gauges = {m.name: self._gauge(m) for m in ALL if m.kind == "gauge"}
         self._histograms = {m.name: self._histogram(m) for m in ALL if m.kind == "histogram"}
+        # Counters are never taken back, and finding one by its labels costs more than counting.
+        self._counted: dict[tuple[object, ...], Counter] = {}
 
     def add(self, metric: Metric, amount: float = 1, **labels: str) -> None:
         """Count ``amount`` more."""
-        self._counters[metric.name].labels(processor=self.processor, **labels).inc(amount)
+        place = (metric.name, *labels.items())
+        try:
+            counter = self._counted[place]
+        except KeyError:
+            counter = self._counters[metric.name].labels(processor=self.processor, **labels)
+            self._counted[place] = counter
+        counter.inc(amount)
 
     def set(self, metric: Metric, value: float, **labels: str) -> None:
         """Show ``value`` now."""

@@ -74,6 +74,7 @@ class RewardProcessor:
         self._applied: dict[str, int] = {}
         self._sizes: dict[bytes, int] = {}
         self._nonzero: deque[bool] = deque(maxlen=NONZERO_WINDOW)
+        self._nonzero_count = 0
         self._scarce = False
         self._state_bytes = 0
 
@@ -184,7 +185,7 @@ class RewardProcessor:
     def _scored(self, scored: ScoredSegment, key: bytes, record: RawRecord) -> Output:
         topic = self._topics.scored
         try:
-            value = self._codec.encode(scored, topic)
+            value = self._codec.encode_around(scored, "segment", record.value or b"", topic)
             if len(key) + len(value) > self._max_bytes - deadletters.OVERHEAD_BYTES:
                 raise OversizedError(
                     f"segment {scored.segment.segment_id} with its rewards has {len(value)} "
@@ -208,10 +209,13 @@ class RewardProcessor:
 
     def _watch(self, nonzero: bool) -> None:
         """Raise an alarm when too few of the last segments have any reward, once each time."""
+        if len(self._nonzero) == NONZERO_WINDOW:
+            self._nonzero_count -= self._nonzero[0]
         self._nonzero.append(nonzero)
+        self._nonzero_count += nonzero
         if len(self._nonzero) < NONZERO_WINDOW:
             return
-        share = sum(self._nonzero) / NONZERO_WINDOW
+        share = self._nonzero_count / NONZERO_WINDOW
         scarce = share < self._settings.nonzero_share_alarm
         if scarce and not self._scarce:
             self._metrics.add(names.NONZERO_ALARMS)

@@ -29,7 +29,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from processors.reward.crowd import Anomaly, NewRating
 from processors.reward.formulas import (
@@ -51,8 +53,7 @@ MAX_NAMED = 5
 """How many feedback ids a reason names; a request always has all."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RequestPlace:
+class RequestPlace(Struct, frozen=True, kw_only=True, gc=False):
     """The review request a rating is part of, and the reply it was made at."""
 
     event_id: str
@@ -60,8 +61,7 @@ class RequestPlace:
     turn_id: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opinion:
+class Opinion(Struct, frozen=True, kw_only=True, gc=False):
     """A rater's latest rating of one reply.
 
     Args:
@@ -93,8 +93,7 @@ class Opinion:
     suspended: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Decision:
+class Decision(Struct, frozen=True, kw_only=True, gc=False):
     """What a ``review`` decided: about the request it names, else about its reply.
 
     Args:
@@ -116,8 +115,7 @@ class Decision:
     request_id: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class History:
+class History(Struct, frozen=True, kw_only=True, gc=False):
     """Opinions and decisions under one key, each in order of event time."""
 
     opinions: tuple[Opinion, ...] = ()
@@ -130,14 +128,17 @@ class History:
 def amend(history: History, segment: TrajectorySegment) -> History:
     """``history`` with what ``segment`` shows in place of what its earlier revision showed."""
     known = _of_segment(history, segment)
+    new, decided = _opinions(segment), _decisions(segment)
     opinions = [o for o in history.opinions if o.segment_id != segment.segment_id]
-    opinions += [_as_known(o, known.get(o.event_id)) for o in _opinions(segment)]
     decisions = [d for d in history.decisions if d.segment_id != segment.segment_id]
-    decisions += _decisions(segment)
-    return History(
-        opinions=tuple(sorted(opinions, key=_opinion_order)),
-        decisions=tuple(sorted(decisions, key=_decision_order)),
-    )
+    # What is kept is in order.
+    if new:
+        opinions += [_as_known(o, known.get(o.event_id)) for o in new]
+        opinions.sort(key=_opinion_order)
+    if decided:
+        decisions += decided
+        decisions.sort(key=_decision_order)
+    return History(opinions=tuple(opinions), decisions=tuple(decisions))
 
 
 def _of_segment(history: History, segment: TrajectorySegment) -> dict[str, Opinion]:
@@ -192,6 +193,8 @@ def turned_negative(
     fresh = set(new)
     found: list[str] = []
     for opinions in _by_rater(history.opinions):
+        if all(opinion.segment_id != segment_id for opinion in opinions):
+            continue
         rows = _rows(opinions, history.decisions, settings)
         for index, opinion in enumerate(opinions):
             if (
@@ -227,6 +230,9 @@ def trim(history: History, *, since_ms: int, at_most: int) -> History:
     """``history`` without what closed before ``since_ms``, and the newest ``at_most`` of each."""
     opinions = [o for o in history.opinions if o.closed_at >= since_ms]
     decisions = [d for d in history.decisions if d.closed_at >= since_ms]
+    before = len(history.opinions), len(history.decisions)
+    if (len(opinions), len(decisions)) == before and max(before) <= at_most:
+        return history
     return History(opinions=tuple(opinions[-at_most:]), decisions=tuple(decisions[-at_most:]))
 
 
@@ -294,6 +300,8 @@ def judge(history: History, segment_id: str, settings: RewardSettings) -> dict[s
     """
     beliefs: dict[str, Credibility] = {}
     for opinions in _by_rater(history.opinions):
+        if all(opinion.segment_id != segment_id for opinion in opinions):
+            continue
         rows = _rows(opinions, history.decisions, settings)
         for index, opinion in enumerate(opinions):
             if opinion.segment_id != segment_id:
@@ -468,6 +476,8 @@ def _rows(
     opinions: Sequence[Opinion], decisions: Sequence[Decision], settings: RewardSettings
 ) -> list[tuple[Opinion, ...]]:
     """Runs of negative ratings that are long enough, from one rater's ordered ``opinions``."""
+    if sum(opinion.value < 0 for opinion in opinions) < settings.negatives_in_a_row:
+        return []
     runs: list[list[Opinion]] = [[]]
     for opinion in opinions:
         if opinion.anomaly is not None or opinion.suspended is not None:

@@ -27,7 +27,10 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from streams.contracts import StepFeedback
 from streams.settings import RewardSettings
@@ -51,8 +54,7 @@ HALVE_AT = 128
 KEPT_WINDOWS = 2
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class CrowdKey:
+class CrowdKey(Struct, frozen=True, order=True, gc=False):
     """An entry of the crowd's state: of which policy, of what kind, and its name."""
 
     policy: str
@@ -60,8 +62,7 @@ class CrowdKey:
     name: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RaterCount:
+class RaterCount(Struct, frozen=True, kw_only=True, gc=False):
     """One rater: ratings in the newest window they rated in and the one before it.
 
     Args:
@@ -81,8 +82,7 @@ class RaterCount:
     turned: int = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceCount:
+class SourceCount(Struct, frozen=True, kw_only=True, gc=False):
     """One source: ratings in its newest window, and its average window before that."""
 
     window: int = -1
@@ -91,8 +91,7 @@ class SourceCount:
     average: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyCount:
+class PolicyCount(Struct, frozen=True, kw_only=True, gc=False):
     """All raters of one policy. Each rater counts in the newest window they rated in alone.
 
     Args:
@@ -110,16 +109,14 @@ class PolicyCount:
     suspended: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Echo:
+class Echo(Struct, frozen=True, kw_only=True, gc=False):
     """Identical feedback: the latest event times, ms, and the newest window."""
 
     window: int = -1
     times: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Words:
+class Words(Struct, frozen=True, kw_only=True, gc=False):
     """Who rated the same words how: digests of raters and the sign of their latest rating."""
 
     window: int = -1
@@ -130,8 +127,7 @@ Reply = tuple[str, str, tuple[str, ...]]
 """Digests of a reply's turn, of its session and of its words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Templates:
+class Templates(Struct, frozen=True, kw_only=True, gc=False):
     """The latest replies of a policy: digests of turn, of session, and of the words.
 
     The words' digests: of all of them, of the first and of the last ``TEMPLATE_TOKENS``.
@@ -202,7 +198,8 @@ class Crowd:
         """Looks up the policy's latest replies."""
         replies = self.templates(policy).replies
         index = self._indexes.get(policy)
-        if index is None or index.replies != replies:
+        # Nearly always it is the very one.
+        if index is None or (index.replies is not replies and index.replies != replies):
             index = self._indexes[policy] = TemplateIndex(replies)
         return index
 
@@ -245,8 +242,7 @@ class Crowd:
         return entry if isinstance(entry, Templates) else Templates()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewRating:
+class NewRating(Struct, frozen=True, kw_only=True, gc=False):
     """A rating that shows for the first time.
 
     Args:
@@ -264,8 +260,7 @@ class NewRating:
     reply: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Anomaly:
+class Anomaly(Struct, frozen=True, kw_only=True, gc=False):
     """Why a rating is held, whoever gave it: which filter, and on what numbers."""
 
     filter: str
@@ -486,8 +481,7 @@ def _sign(value: float) -> int:
 # --- The cohort -------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cohort:
+class Cohort(Struct, frozen=True, kw_only=True, gc=False):
     """Whether the per-user filters of a policy are suspended, and why.
 
     Args:
@@ -560,15 +554,14 @@ def repeated(
     Returns:
         By turn id; 0 for replies of fewer than ``TEMPLATE_TOKENS_MIN`` tokens.
     """
-    session = _digest(session_id)[:12]
+    session = _digest_of((session_id,))
     index = crowd.index(policy)
     counts: dict[str, int] = {}
     added: list[Reply] = []
     for turn_id, tokens in replies.items():
         prints = _prints(tokens)
-        found = (index.others(place, session) for place in enumerate(prints))
-        counts[turn_id] = max(found, default=0)
-        turn = _digest(session_id, turn_id)[:12]
+        counts[turn_id] = max([index.others(p, session) for p in enumerate(prints)], default=0)
+        turn = _digest_of((session_id, turn_id))
         if prints and turn not in index.turns:
             added.append((turn, session, prints))
     if added:
@@ -585,9 +578,14 @@ def _prints(tokens: tuple[str, ...]) -> tuple[str, ...]:
     if len(tokens) < TEMPLATE_TOKENS_MIN:
         return ()
     if len(tokens) <= TEMPLATE_TOKENS:
-        return (_digest(*tokens)[:12],)
-    parts = (tokens, tokens[:TEMPLATE_TOKENS], tokens[-TEMPLATE_TOKENS:])
-    return tuple(_digest(*part)[:12] for part in parts)
+        return (_digest_of(tokens),)
+    opening, end = tokens[:TEMPLATE_TOKENS], tokens[-TEMPLATE_TOKENS:]
+    return _digest_of(tokens), _digest_of(opening), _digest_of(end)
+
+
+def _digest_of(texts: Iterable[str]) -> str:
+    data = "\x1f".join(texts).encode("utf-8", "replace")
+    return hashlib.blake2b(data, digest_size=12).hexdigest()[:12]
 
 
 # --- Forgetting -------------------------------------------------------------------------------

@@ -20,8 +20,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from processors.reward.plugins import NO_PLUGINS, Plugins, ask_component, ask_signal
 from processors.reward.signals import Signal, find, repeats, tool_error
@@ -56,16 +59,14 @@ FAILED_PLUGIN = "plugin failed, "
 """How a reason about a plugin that failed begins."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True, gc=False):
     """What one piece of feedback says: ``value`` on its kind's scale, or why it says nothing."""
 
     value: float | None = None
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Credibility:
+class Credibility(Struct, frozen=True, kw_only=True, gc=False):
     """How far a rating is believed.
 
     Args:
@@ -82,8 +83,7 @@ class Credibility:
 BELIEVED = Credibility()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextSignal:
+class TextSignal(Struct, frozen=True, kw_only=True, gc=False):
     """A signal in a user's or a tool's turn after a reply.
 
     Args:
@@ -101,8 +101,7 @@ class TextSignal:
     content: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepContext:
+class StepContext(Struct, frozen=True, kw_only=True, gc=False):
     """What a component may know of a step besides the step itself.
 
     Args:
@@ -126,8 +125,7 @@ class StepContext:
     failures: tuple[Failure, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True, gc=False):
     """A plugin that could not do its part."""
 
     plugin: str
@@ -255,15 +253,18 @@ SIGNAL_KINDS: Mapping[FeedbackKind, Signal] = {
 
 
 def readable(
-    feedback: Sequence[StepFeedback], kinds: Iterable[FeedbackKind]
-) -> tuple[tuple[StepFeedback, float], ...]:
+    feedback: Sequence[StepFeedback], kinds: Collection[FeedbackKind]
+) -> Sequence[tuple[StepFeedback, float]]:
     """The feedback of these kinds that says something, with its reading, oldest first."""
     if not feedback:
         return ()
-    wanted = frozenset(kinds)
-    pairs = ((item, read(item).value) for item in feedback if item.kind in wanted)
-    known = [(item, value) for item, value in pairs if value is not None]
-    return tuple(sorted(known, key=lambda pair: pair[0].event_time))
+    known = [
+        (item, value)
+        for item in feedback
+        if item.kind in kinds and (value := read(item).value) is not None
+    ]
+    known.sort(key=lambda pair: pair[0].event_time)
+    return known
 
 
 def default_rater(segment: TrajectorySegment) -> str:
@@ -409,6 +410,9 @@ COMPONENTS: Mapping[str, ComponentSpec] = {
     "diversity": ComponentSpec(diversity, core=False),
 }
 """Every component by name, in the order in which they are shown."""
+
+CORE = frozenset(name for name, spec in COMPONENTS.items() if spec.core)
+"""Those whose weights add up to 1."""
 
 
 def dwell_points(seen_ms: float, settings: RewardSettings) -> float:
@@ -625,28 +629,57 @@ def _text_signals(
 
 def composite(components: Sequence[RewardComponent], *, renormalise: bool) -> float:
     """The reward in [-1, 1] of these components (equation in the module's docstring)."""
-    core = [c for c in components if _is_core(c)]
-    extra = [c for c in components if not _is_core(c)]
-    present = math.fsum(c.weight for c in core if c.value is not None)
+    core: list[float] = []
+    extra: list[float] = []
+    weights: list[float] = []
+    for c in components:
+        if c.value is None:
+            continue
+        if c.name in CORE:
+            weights.append(c.weight)
+            core.append(c.weight * c.value)
+        else:
+            extra.append(c.weight * c.value)
+    present = math.fsum(weights)
     scale = 1.0 / present if renormalise and present > 0 else 1.0
-    return clip(scale * _weighted(core) + _weighted(extra))
-
-
-def _is_core(component: RewardComponent) -> bool:
-    spec = COMPONENTS.get(component.name)
-    return spec is not None and spec.core
-
-
-def _weighted(components: Iterable[RewardComponent]) -> float:
-    return math.fsum(c.weight * c.value for c in components if c.value is not None)
+    return clip(scale * math.fsum(core) + math.fsum(extra))
 
 
 def score_step(
     step: Step, context: StepContext, settings: RewardSettings, plugins: Plugins = NO_PLUGINS
 ) -> StepReward:
     """The reward of one step, with everything a person needs to understand it."""
-    made = (spec.function(step, context, settings) for spec in COMPONENTS.values())
-    own = tuple(c for c in made if c.weight > 0 or c.value is not None or COMPONENTS[c.name].core)
+    if not _is_quiet(step, context, settings, plugins):
+        return _score(step, context, settings, plugins)
+    known = _QUIET.get(id(settings))
+    if known is None or known[0] is not settings:
+        if len(_QUIET) >= MAX_HASHES:
+            _QUIET.clear()
+        known = _QUIET[id(settings)] = settings, _score(step, context, settings, plugins)
+    return replace(known[1], turn_id=step.turn_id)
+
+
+def _is_quiet(step: Step, context: StepContext, settings: RewardSettings, plugins: Plugins) -> bool:
+    """Whether nothing was said about a reply: most are alike in that, and are scored once."""
+    return not (
+        step.feedback
+        or context.signals
+        or context.plugged
+        or context.failures
+        or plugins.components
+        or context.repeated > settings.diversity_free
+        or settings.process_continued + settings.process_details > 0
+    )
+
+
+_QUIET: dict[int, tuple[RewardSettings, StepReward]] = {}
+
+
+def _score(
+    step: Step, context: StepContext, settings: RewardSettings, plugins: Plugins
+) -> StepReward:
+    made = [spec.function(step, context, settings) for spec in COMPONENTS.values()]
+    own = [c for c in made if c.weight > 0 or c.value is not None or c.name in CORE]
     theirs, failed = _plugin_components(step, context, settings, plugins)
     components = (*own, *theirs)
     failures = (*context.failures, *failed)
@@ -707,7 +740,7 @@ def _sum_line(
     terms = " + ".join(
         f"{c.name} {c.weight:g} x {'nothing' if c.value is None else _signed(c.value)}"
         for c in components
-        if _is_core(c) or c.value is not None
+        if c.name in CORE or c.value is not None
     )
     how = ", weights scaled to what is there" if settings.renormalise else ""
     return f"reward {_signed(reward)} = {terms}{how}"

@@ -22,8 +22,11 @@ Pure: no clock, no randomness, no I/O.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+from msgspec import Struct
 
 from processors.reward import crowd
 from processors.reward.credibility import (
@@ -51,16 +54,14 @@ SWEEPS_PER_HISTORY = 16
 """How often, per ``history_ms`` of closing time, silent keys are looked for."""
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class UserKey:
+class UserKey(Struct, frozen=True, order=True, gc=False):
     """Whose history: the policy and the record key (a user id, else a session id)."""
 
     policy: str
     key: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
+class Mark(Struct, frozen=True, kw_only=True, gc=False):
     """The latest revision of a segment that was scored, and when it closed."""
 
     segment_id: str
@@ -68,8 +69,7 @@ class Mark:
     closed_at: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserHistory:
+class UserHistory(Struct, frozen=True, kw_only=True, gc=False):
     """What is remembered of one key.
 
     Args:
@@ -80,27 +80,24 @@ class UserHistory:
 
     clock_ms: int = 0
     marks: tuple[Mark, ...] = ()
-    history: History = field(default_factory=History)
+    history: History = History()
 
 
-@dataclass(frozen=True, slots=True)
-class EmitScored:
+class EmitScored(Struct, frozen=True, gc=False):
     """Produce ``scored`` to ``trajectory.scored`` under ``key``."""
 
     scored: ScoredSegment
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class EmitReview:
+class EmitReview(Struct, frozen=True, gc=False):
     """Produce ``review`` to ``reward.reviews`` under ``key``."""
 
     review: ReviewRequest
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Observed:
+class Observed(Struct, frozen=True, gc=False):
     """What monitoring should see of a segment, before any filter.
 
     Args:
@@ -258,10 +255,10 @@ def _order(who: UserKey) -> tuple[str, str]:
 
 
 def _is_known(user: UserHistory, segment: TrajectorySegment) -> bool:
-    return any(
-        mark.segment_id == segment.segment_id and mark.revision >= segment.revision
-        for mark in user.marks
-    )
+    for mark in user.marks:
+        if mark.segment_id == segment.segment_id and mark.revision >= segment.revision:
+            return True
+    return False
 
 
 def _marks(
@@ -275,8 +272,12 @@ def _marks(
         for mark in user.marks
         if mark.segment_id != segment.segment_id and mark.closed_at >= since_ms
     ]
-    ordered = sorted((*kept, new), key=lambda mark: (mark.closed_at, mark.segment_id))
-    return tuple(ordered[-settings.history_segments :])
+    insort(kept, new, key=_mark_order)
+    return tuple(kept[-settings.history_segments :])
+
+
+def _mark_order(mark: Mark) -> tuple[int, str]:
+    return mark.closed_at, mark.segment_id
 
 
 def _remember(state: RewardState, who: UserKey, user: UserHistory) -> None:

@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 
+from msgspec import Struct
 from rapidfuzz import fuzz
 
 from processors.reward.needs import needed
@@ -41,8 +44,7 @@ MAX_RULE_CHARS = 600
 MAX_QUOTE_CHARS = 60
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(Struct, frozen=True, gc=False):
     """A signal found in a turn, with the words that gave it away."""
 
     signal: Signal
@@ -83,6 +85,7 @@ def _compile(rules: RuleSet) -> _Compiled:
 
 
 _COMPILED = tuple(_compile(rules) for rules in RULE_SETS)
+_ALWAYS = tuple((number, rules.always) for number, rules in enumerate(_COMPILED) if rules.always)
 
 
 def _by_word() -> dict[str, tuple[tuple[int, int], ...]]:
@@ -96,8 +99,51 @@ def _by_word() -> dict[str, tuple[tuple[int, int], ...]]:
 
 
 _PLACES = _by_word()
-_ASCII_WORDS = tuple(sorted(word for word in _PLACES if word.isascii()))
-_WORDS = tuple(sorted(_PLACES))
+
+_COMMON = (
+    "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io"
+    " le ve co me de hi ri ro ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho"
+    " pe ec pr no ct us ac ot il tr ly nc et ut ss so rs un lo wa ge ie wh ee wi em ad ol rt"
+    " po we na ul ni ts mo ow pa im mi ai sh ir su id os iv ia am fi ci vi pl ig tu ev ld ry"
+    " mp fe bl ab gh ty op wo sa ay ex ke fr oo av ag if ap gr od bo sp rd do uc bu ei ov by"
+    " rm ep tt oc fa ef cu rn sc gi da yo"
+)
+"""Pairs of letters by how common they are in English, the most common first."""
+
+
+def _pairs(text: str) -> Iterator[int]:
+    """Two neighbouring bytes of ``text`` each as a number, all of them."""
+    data = text.encode()
+    even, odd = len(data) & ~1, (len(data) - 1) & ~1
+    return chain(array("H", data[:even]), array("H", data[1 : 1 + odd] if odd > 0 else b""))
+
+
+def _by_pair() -> dict[int, tuple[str, ...]]:
+    """The ASCII words by the rarest pair of letters in each: a text without it has no such word."""
+    common = {pair: place for place, pair in enumerate(_COMMON.split())}
+    found: dict[int, list[str]] = {}
+    for word in sorted(filter(str.isascii, _PLACES)):
+        pairs = [word[place : place + 2] for place in range(len(word) - 1)]
+        rarest = max(pairs, key=lambda pair: (" " not in pair, common.get(pair, len(common))))
+        (number,) = _pairs(rarest)
+        found.setdefault(number, []).append(word)
+    return {pair: tuple(words) for pair, words in found.items()}
+
+
+def _by_character() -> dict[str, tuple[str, ...]]:
+    """The other words by their first character that is not in ASCII."""
+    found: dict[str, list[str]] = {}
+    for word in sorted(_PLACES):
+        others = [character for character in word if not character.isascii()]
+        if others:
+            found.setdefault(others[0], []).append(word)
+    return {character: tuple(words) for character, words in found.items()}
+
+
+_PAIRS = _by_pair()
+_KNOWN_PAIRS = frozenset(_PAIRS)
+_CHARACTERS = _by_character()
+_KNOWN_CHARACTERS = frozenset(_CHARACTERS)
 
 _SIMPLIFIED = str.maketrans(
     "對錯謝請這問說還為樣決幫個時後讓沒會過結題寫來嗎麼應該給從啦咯囉",
@@ -143,11 +189,11 @@ def find(text: str) -> tuple[Match, ...]:
     normalised = normalise(text)[:MAX_RULE_CHARS]
     possible = _possible(normalised)
     found: dict[Signal, Match] = {}
-    for number, rules in enumerate(_COMPILED):
-        places = possible.get(number, set()).union(rules.always)
-        if not places or rules.signal in found or not rules.script.search(normalised):
+    for number in sorted(possible):
+        rules = _COMPILED[number]
+        if rules.signal in found or not rules.script.search(normalised):
             continue
-        hit = _first(rules, normalised, places)
+        hit = _first(rules, normalised, possible[number])
         if hit is not None:
             found[rules.signal] = Match(rules.signal, _quote(hit.group()))
     if Signal.CORRECTION in found:
@@ -157,8 +203,11 @@ def find(text: str) -> tuple[Match, ...]:
 
 def _possible(text: str) -> dict[int, set[int]]:
     """The patterns of each rule set that may match ``text``, as their words stand in it."""
-    found: dict[int, set[int]] = {}
-    for word in _ASCII_WORDS if text.isascii() else _WORDS:
+    words = [w for pair in _KNOWN_PAIRS.intersection(_pairs(text)) for w in _PAIRS[pair]]
+    if not text.isascii():
+        words += [w for c in _KNOWN_CHARACTERS.intersection(text) for w in _CHARACTERS[c]]
+    found = {number: set(places) for number, places in _ALWAYS}
+    for word in words:
         if word in text:
             for number, place in _PLACES[word]:
                 found.setdefault(number, set()).add(place)
@@ -206,8 +255,10 @@ def tool_error(text: str) -> str | None:
 _TOKEN = re.compile(r"[一-鿿]|[^\W_一-鿿]+")
 EDGE_CHARS = 120
 _DIGITS = re.compile(r"\d+")
-_ASCII_TOKEN = re.compile(r"[a-z0-9]+")
-"""The same, for text in ASCII alone."""
+_ASCII_BLANKS = {
+    n: " " for n in range(128) if not (chr(n).isdigit() or (chr(n).isalpha() and chr(n).islower()))
+}
+"""What parts tokens in text of ASCII alone."""
 
 _FILLER_EN = (
     "a an the is are was were be do does did can could would will should i you me my your we us"
@@ -249,24 +300,48 @@ def repeats(text: str, earlier: Sequence[str], threshold: float) -> float | None
         The largest similarity in [threshold, 1]; None if there is none.
     """
     later = _content(text)
-    scores = [
-        _similarity(text, other, later, _content(other)) for other in earlier if other.strip()
-    ]
+    scores = [_similarity(later, _content(other)) for other in earlier if other.strip()]
     best = max((score for score in scores if score is not None), default=None)
     return best if best is not None and best >= threshold else None
 
 
-def _content(text: str) -> tuple[str, ...]:
-    return _content_of(normalise(text))
+class _Content(Struct, frozen=True, gc=False):
+    """A turn as it is compared.
+
+    Args:
+        plain: As ``normalise`` makes it.
+        tokens: All its words, in order.
+        words: Those among them that are content, each once.
+    """
+
+    plain: str
+    tokens: list[str]
+    words: frozenset[str]
+
+    def in_order(self) -> list[str]:
+        """The content words."""
+        return [token for token in self.tokens if token not in _FILLER]
 
 
+def _content(text: str) -> _Content:
+    return _content_of(text[: 4 * MAX_CHARS])
+
+
+# As with ``_normalise``: each turn is compared with all before it.
 @lru_cache(maxsize=256)
-def _content_of(plain: str) -> tuple[str, ...]:
+def _content_of(text: str) -> _Content:
+    plain = content = _normalise(text)
     if not plain.isascii():
         for variant, word in _SAME_WORDS:
-            plain = plain.replace(variant, word)
-    tokens = (_ASCII_TOKEN if plain.isascii() else _TOKEN).findall(plain)
-    return tuple(t for t in tokens[:MAX_TOKENS] if t not in _FILLER)
+            content = content.replace(variant, word)
+    tokens = _tokens(content)[:MAX_TOKENS]
+    return _Content(plain, tokens, frozenset(tokens) - _FILLER)
+
+
+def _tokens(plain: str) -> list[str]:
+    if plain.isascii():
+        return plain.translate(_ASCII_BLANKS).split()
+    return _TOKEN.findall(plain)
 
 
 def words(text: str) -> tuple[str, ...]:
@@ -277,38 +352,38 @@ def words(text: str) -> tuple[str, ...]:
     plain = _DIGITS.sub("0", normalise(text))
     if len(plain) > 2 * EDGE_CHARS:
         plain = f"{plain[:EDGE_CHARS]} {plain[-EDGE_CHARS:]}"
-    return tuple((_ASCII_TOKEN if plain.isascii() else _TOKEN).findall(plain))
+    return tuple(_tokens(plain))
 
 
 def _weight(tokens: Sequence[str]) -> int:
-    return sum(1 if "一" <= token[0] <= "鿿" else 2 for token in tokens)
+    return 2 * len(tokens) - len([1 for token in tokens if "一" <= token[0] <= "鿿"])
 
 
-def _similarity(
-    text: str, other: str, later: tuple[str, ...], before: tuple[str, ...]
-) -> float | None:
-    if min(_weight(later), _weight(before)) < MIN_CONTENT or _apart(later, before):
+def _similarity(later: _Content, before: _Content) -> float | None:
+    if _apart(later.words, before.words):
+        return None
+    mine, theirs = later.in_order(), before.in_order()
+    if min(_weight(mine), _weight(theirs)) < MIN_CONTENT:
         return None
     if _lacking(later, before) and _lacking(before, later):
         return None
-    whole = fuzz.ratio(normalise(text), normalise(other))
-    content = fuzz.token_sort_ratio(" ".join(later), " ".join(before))
+    whole = fuzz.ratio(later.plain, before.plain)
+    content = fuzz.token_sort_ratio(" ".join(mine), " ".join(theirs))
     return float(max(whole, content)) / 100.0
 
 
-def _apart(later: tuple[str, ...], before: tuple[str, ...]) -> bool:
+def _apart(mine: frozenset[str], theirs: frozenset[str]) -> bool:
     """Whether most words of each are not in the other: no slips of the pen explain that."""
-    mine, theirs = set(later), set(before)
     return 2 * len(mine & theirs) < min(len(mine), len(theirs))
 
 
-def _lacking(tokens: tuple[str, ...], others: tuple[str, ...]) -> bool:
-    """Whether a token has no counterpart among ``others``; numbers must be equal."""
-    missing = set(tokens) - set(others)
-    return any(not _has_counterpart(token, others) for token in missing)
+def _lacking(content: _Content, other: _Content) -> bool:
+    """Whether a token has no counterpart in the other turn; numbers must be equal."""
+    missing = content.words - other.words
+    return any(not _has_counterpart(token, other.words) for token in missing)
 
 
-def _has_counterpart(token: str, others: tuple[str, ...]) -> bool:
+def _has_counterpart(token: str, others: Iterable[str]) -> bool:
     if len(token) < 4 or any(character.isdigit() for character in token):
         return False
     # A slip of the pen hardly ever spares the first letter: "ethanol", "methanol" are two words.

@@ -29,8 +29,10 @@ from streams.serde.compiled import (
     WRITE_ERRORS,
     Reader,
     Writer,
+    WriterAround,
     compile_reader,
     compile_writer,
+    compile_writer_around,
 )
 from streams.serde.schemas import FINGERPRINT_BYTES, SchemaStore, SchemaVersion
 from streams.serde.validation import validate
@@ -86,6 +88,7 @@ class Codec:
         self._max_record_bytes = max_record_bytes
         # Made when they are first needed: few processes need all.
         self._writers: dict[str, Writer] = {}
+        self._writers_around: dict[tuple[str, str], WriterAround | None] = {}
         self._readers: dict[str, Reader] = {}
         self._is_current: dict[tuple[int, str], bool] = {}
 
@@ -108,6 +111,62 @@ class Codec:
         self._check_size(data)
         return data
 
+    def encode_around(
+        self, record: Record, field: str, original: bytes, topic: str | None = None
+    ) -> bytes:
+        """As :meth:`encode`, with the bytes that a field was read from put in as they stand.
+
+        Only if they are Avro of the current schema; else the field is written anew. What our own
+        writer wrote comes out the same either way.
+
+        Args:
+            record: What to write.
+            field: A field that holds a record.
+            original: The Kafka value that this record was decoded from.
+            topic: Where it goes.
+
+        Raises:
+            InvalidRecordError: Another field holds what its schema does not allow.
+            OversizedError: The bytes are more than ``max_record_bytes``.
+            SchemaError: The registry does not have the schema, or no topic was given.
+        """
+        name = type(record).__name__
+        inner = type(getattr(record, field)).__name__
+        start = self._current_body(original, inner)
+        write = None if start is None else self._writer_around(name, field, inner)
+        if write is None:
+            return self.encode(record, topic)
+        out = bytearray(self._header(self._schemas.current(name), topic))
+        try:
+            write(record, out, memoryview(original)[start:])
+        except WRITE_ERRORS as error:
+            raise _not_written(name, error) from error
+        self._check_size(out)
+        return bytes(out)
+
+    def _current_body(self, data: bytes, name: str) -> int | None:
+        """Where the body of a record of the current schema begins; None in any other form."""
+        if data[:2] == SINGLE_OBJECT_MAGIC:
+            current = self._schemas.current(name).fingerprint
+            known = data[len(SINGLE_OBJECT_MAGIC) : _SINGLE_OBJECT_HEADER_BYTES] == current
+            return _SINGLE_OBJECT_HEADER_BYTES if known else None
+        if data[:1] == CONFLUENT_MAGIC:
+            (schema_id,) = struct.unpack(">I", data[1:_CONFLUENT_HEADER_BYTES])
+            # Whatever was decoded from this form was compared with the current schema.
+            known = self._is_current.get((schema_id, name), False)
+            return _CONFLUENT_HEADER_BYTES if known else None
+        return None
+
+    def _writer_around(self, name: str, field: str, inner: str) -> WriterAround | None:
+        """Writes a record around a field; None if the field's schema is not the current one."""
+        place = (name, field)
+        if place not in self._writers_around:
+            schema = self._schemas.current(name).parsed
+            (held,) = (known["type"] for known in schema["fields"] if known["name"] == field)
+            alike = _reads_alike(held, self._schemas.current(inner).parsed)
+            self._writers_around[place] = compile_writer_around(schema, field) if alike else None
+        return self._writers_around[place]
+
     def _write(self, record: Record, out: bytearray) -> None:
         name = type(record).__name__
         try:
@@ -117,9 +176,7 @@ class Codec:
         try:
             write(record, out)
         except WRITE_ERRORS as error:
-            raise InvalidRecordError(
-                f"cannot encode {name}: {type(error).__name__} {error}"
-            ) from error
+            raise _not_written(name, error) from error
 
     def decode(self, data: bytes | None, expected: type[T]) -> T:
         """The record in ``data``.
@@ -164,7 +221,7 @@ class Codec:
             raise SchemaError("a topic is needed to write in the Confluent form")
         return struct.pack(">bI", 0, self._registry.id_for(f"{topic}-value", schema))
 
-    def _check_size(self, data: bytes) -> None:
+    def _check_size(self, data: bytes | bytearray) -> None:
         if self._max_record_bytes is not None and len(data) > self._max_record_bytes:
             raise OversizedError(
                 f"the value has {len(data)} bytes, more than kafka.max_message_bytes = "
@@ -232,6 +289,10 @@ class Codec:
         _check_end(end, data)
         found: T = record
         return found
+
+
+def _not_written(name: str, error: Exception) -> InvalidRecordError:
+    return InvalidRecordError(f"cannot encode {name}: {type(error).__name__} {error}")
 
 
 def _reads_alike(one: Any, other: Any) -> bool:

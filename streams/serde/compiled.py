@@ -27,6 +27,9 @@ from streams.errors import SchemaError
 Writer = Callable[[Any, bytearray], None]
 """Appends the bytes of a record; raises one of ``WRITE_ERRORS`` if a field does not fit."""
 
+WriterAround = Callable[[Any, bytearray, memoryview], None]
+"""The same; the bytes of one field are given."""
+
 Reader = Callable[[bytes, int], tuple[Any, int]]
 """Gives the record that begins at a place, and where it ends; raises one of ``READ_ERRORS``."""
 
@@ -212,13 +215,34 @@ def compile_writer(schema: Any) -> Writer:
     return write
 
 
+def compile_writer_around(schema: Any, field: str) -> WriterAround:
+    """As :func:`compile_writer`, but the bytes of one of the record's fields are given.
+
+    Args:
+        schema: As ``schemas.parse_writer_schema`` gives it.
+        field: The field.
+
+    Raises:
+        SchemaError: It uses what the schemas of this project do not.
+    """
+    text = _Text(schema)
+    name = text.function(
+        "write", text.schema, "record, out, given", lambda it: _write_record(it, text, field)
+    )
+    write: WriterAround = text.compiled(name)
+    return write
+
+
 def _writer_name(schema: Any, text: _Text) -> str:
     return text.function("write", schema, "record, out", lambda it: _write_record(it, text))
 
 
-def _write_record(schema: Any, text: _Text) -> list[str]:
+def _write_record(schema: Any, text: _Text, given: str | None = None) -> list[str]:
     lines: list[str] = []
     for field in schema["fields"]:
+        if field["name"] == given:
+            lines.append("out += given")
+            continue
         value = text.new()
         lines += [f"{value} = record.{field['name']}", *_write(field["type"], value, text)]
     return lines or ["pass"]
@@ -447,6 +471,8 @@ __all__ = [
     "WRITE_ERRORS",
     "Reader",
     "Writer",
+    "WriterAround",
     "compile_reader",
     "compile_writer",
+    "compile_writer_around",
 ]

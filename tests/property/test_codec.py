@@ -8,8 +8,15 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from streams.contracts import RECORD_TYPES, DialogueTurn, Record
+from streams.contracts import (
+    RECORD_TYPES,
+    DialogueTurn,
+    Record,
+    ScoredSegment,
+    TrajectorySegment,
+)
 from streams.errors import RecordError
 from streams.serde import Codec, build_codec, encode_json, load_schemas
 from streams.serde.schemas import SchemaVersion
@@ -82,3 +89,49 @@ _CODEC = build_codec()
 
 def build_codec_once() -> Codec:
     return _CODEC
+
+
+class TestAroundAField:
+    """Writing a record around the bytes that one of its fields was read from."""
+
+    @given(scored=records(ScoredSegment))
+    def test_what_we_wrote_comes_out_as_if_it_was_written_anew(self, scored: ScoredSegment) -> None:
+        codec = build_codec_once()
+        original = codec.encode(scored.segment)
+        assert codec.encode_around(scored, "segment", original) == codec.encode(scored)
+
+    @given(scored=records(ScoredSegment))
+    def test_it_does_so_in_the_form_of_a_registry(self, scored: ScoredSegment) -> None:
+        registry = MemoryRegistry()
+        codec = Codec(STORE, registry)
+        original = codec.encode(scored.segment, "some.topic")
+        segment = codec.decode(original, TrajectorySegment)
+        around = codec.encode_around(
+            replace(scored, segment=segment), "segment", original, "other.topic"
+        )
+        assert around[5:] == codec.encode(scored, "other.topic")[5:]
+        assert codec.decode(around, ScoredSegment) == scored
+
+    @given(scored=records(ScoredSegment))
+    def test_json_and_earlier_schemas_are_written_anew(self, scored: ScoredSegment) -> None:
+        codec = build_codec_once()
+        expected = codec.encode(scored)
+        for original in (
+            encode_json(scored.segment),
+            b"\xc3\x01" + b"\x00" * 8,
+            b"\x00\x00\x00\x00\x07",
+        ):
+            assert codec.encode_around(scored, "segment", original) == expected
+
+    @given(scored=records(ScoredSegment))
+    def test_the_bytes_given_are_taken_as_they_are(self, scored: ScoredSegment) -> None:
+        """Equal values in blocks that another writer would make: valid, and not ours."""
+        codec = build_codec_once()
+        segment = replace(scored.segment, attributes={}, encryption=None)
+        ours = codec.encode(segment)
+        assert ours.endswith(b"\x00\x00")  # no attributes, no encryption
+        theirs = ours[:-2] + b"\x02\x02k\x02v" + b"\x01\x08\x02l\x02w" + b"\x00\x00"
+        read = codec.decode(theirs, TrajectorySegment)
+        around = codec.encode_around(replace(scored, segment=read), "segment", theirs)
+        assert theirs[10:] in around
+        assert codec.decode(around, ScoredSegment) == replace(scored, segment=read)
