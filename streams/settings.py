@@ -253,6 +253,11 @@ class JudgeSettings(Section):
             raise ValueError("url and plugin are two judges; name one")
         return self
 
+    @property
+    def is_named(self) -> bool:
+        """Whether there is a judge."""
+        return self.url is not None or self.plugin is not None
+
 
 class ModelSettings(Section):
     """The base model, shared by learner and policy server.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -20,15 +21,30 @@ import psutil
 
 from streams.errors import ClawstreamError
 from streams.process import READY
+from streams.settings import Settings
+
+logger = logging.getLogger(__name__)
 
 PROCESSES: Sequence[str] = ("serve", "learn", "reward", "align", "gateway")
 """The processes of a pipeline in the order of their start: readers before writers, so that
 stopping in reverse lets what was written still be read."""
 
+JUDGE = "judge"
+OPTIONAL: frozenset[str] = frozenset({JUDGE})
+"""Processes that stand beside the stream: without them the rest goes on."""
+
 _POLL_S = 0.1
 _STOP_S = 20.0
 _TAIL_LINES = 15
 _FORGIVEN_AFTER_S = 600.0
+
+
+def processes_of(settings: Settings) -> tuple[str, ...]:
+    """``PROCESSES``, and the judge beside the reward worker if the settings name one."""
+    if not settings.judge.is_named:
+        return tuple(PROCESSES)
+    place = PROCESSES.index("reward") + 1
+    return (*PROCESSES[:place], JUDGE, *PROCESSES[place:])
 
 
 class ProcessError(ClawstreamError):
@@ -154,6 +170,8 @@ class Supervisor:
     def restart_stopped(self, limit: int) -> list[str]:
         """Start again what stopped by itself.
 
+        An optional process that stopped too often is given up, with an error in the log.
+
         Args:
             limit: Most restarts of one process, not counting those after it ran for long.
 
@@ -161,17 +179,23 @@ class Supervisor:
             The names of what was started again.
 
         Raises:
-            ProcessError: One stopped more often than that; ends with its log's tail.
+            ProcessError: A required one stopped more often than that; ends with its log's tail.
         """
         stopped = [child for child in self._children.values() if not child.alive]
-        for child in stopped:
-            if child.restarts >= limit:
-                raise ProcessError(
-                    f"{child.name} stopped {limit + 1} times, last with status "
-                    f"{child.process.returncode}:\n{tail(child)}"
-                )
+        lasting = [child for child in stopped if child.restarts >= limit]
+        for child in lasting:
+            said = (
+                f"{child.name} stopped {limit + 1} times, last with status "
+                f"{child.process.returncode}:\n{tail(child)}"
+            )
+            if child.name not in OPTIONAL:
+                raise ProcessError(said)
+            logger.error("%s\nThe rest goes on without it.", said)
+            self.stop([child.name])
+        again = [child for child in stopped if child not in lasting]
+        for child in again:
             self.start(child.name, *child.arguments)
-        return [child.name for child in stopped]
+        return [child.name for child in again]
 
     def kill(self, name: str) -> None:
         """End a process at once, as a crash would (SIGKILL)."""

@@ -26,7 +26,8 @@ def up(ctx: typer.Context) -> None:
     """Run the whole pipeline on this machine until Ctrl-C.
 
     Starts the embedded Kafka (unless one is configured), creates the topics, and runs policy
-    server, learner, aligner, reward worker and gateway; what stops by itself is started again.
+    server, learner, aligner, reward worker and gateway, and the judge if one is named
+    (judge.url, judge.plugin); what stops by itself is started again.
     """
     from streams.supervisor import sole_user
 
@@ -54,7 +55,7 @@ def _run(settings: Settings, run_dir: Path, config: Path | None) -> None:
         bootstrap = resolve_bootstrap(settings)
         apply_inventory(settings.kafka, bootstrap, load_inventory())
         supervisor = Supervisor(run_dir, config, {"KAFKA_BOOTSTRAP_SERVERS": bootstrap})
-        _start(supervisor, run_dir)
+        _start(supervisor, settings, run_dir)
         while True:
             if embedded and kafka_status(kafka_dir) is None:
                 typer.echo("Kafka had stopped and is started again", err=True)
@@ -84,11 +85,12 @@ def _start_kafka(settings: Settings) -> None:
     typer.echo(f"kafka: {running.bootstrap_servers}")
 
 
-def _start(supervisor: Supervisor, run_dir: Path) -> None:
-    from streams.supervisor import PROCESSES
+def _start(supervisor: Supervisor, settings: Settings, run_dir: Path) -> None:
+    from streams.supervisor import processes_of
 
-    typer.echo(f"starting {', '.join(PROCESSES)}; logs: {run_dir / 'logs'}")
-    for name in PROCESSES:
+    processes = processes_of(settings)
+    typer.echo(f"starting {', '.join(processes)}; logs: {run_dir / 'logs'}")
+    for name in processes:
         supervisor.start(name)
     typer.echo("loading the base model (the first time it is converted, half a minute)")
     for name in ("serve", "gateway"):

@@ -51,6 +51,9 @@ STAGES: Sequence[Stage] = (
 )
 """The stages whose offsets are committed to Kafka; the learner's live with its versions."""
 
+JUDGE = Stage("judge", "judge", (SEGMENTS,))
+"""One more of them, where the settings name a judge."""
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
@@ -92,6 +95,7 @@ def measure(
     open_group: Callable[[str], Consumer],
     address: str,
     event_time: EventTime = lambda topic, value: None,
+    also: Sequence[Stage] = (),
 ) -> list[PartitionLag]:
     """The lag of each partition of each stage.
 
@@ -104,6 +108,7 @@ def measure(
             closed here. Called again for each try while the group's coordinator starts.
         address: Of the cluster, for messages.
         event_time: Looks into an unread record.
+        also: Stages that commit to Kafka, besides ``STAGES``.
 
     Raises:
         BrokerError: Kafka does not answer, or a topic is missing.
@@ -111,7 +116,7 @@ def measure(
     found: list[PartitionLag] = []
     try:
         known = admin.list_topics(timeout=_TIMEOUT_S).topics
-        for stage in (*STAGES, *positions):
+        for stage in (*STAGES, *also, *positions):
             for topic in stage.topics:
                 if topic not in known:
                     raise BrokerError(f"topic {topic} is missing: run `clawstream topics apply`")
@@ -172,16 +177,22 @@ def _offsets(committed: list[TopicPartition]) -> dict[tuple[str, int], int]:
     }
 
 
-def members_of(admin: AdminClient, address: str) -> dict[str, int]:
+def members_of(admin: AdminClient, address: str, also: Sequence[Stage] = ()) -> dict[str, int]:
     """How many members the group of each stage that commits to Kafka has, by stage.
+
+    Args:
+        admin: For groups.
+        address: Of the cluster, for messages.
+        also: Such stages besides ``STAGES``.
 
     Raises:
         BrokerError: Kafka does not answer.
     """
+    stages = (*STAGES, *also)
     try:
-        groups = [stage.group for stage in STAGES]
+        groups = [stage.group for stage in stages]
         asked = admin.describe_consumer_groups(groups, request_timeout=_TIMEOUT_S)
-        return {stage.name: len(asked[stage.group].result().members) for stage in STAGES}
+        return {stage.name: len(asked[stage.group].result().members) for stage in stages}
     except KafkaException as error:
         raise describe_error(error.args[0], address) from error
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from streams.kafka.clients import make_admin, make_consumer, resolve_bootstrap
 from streams.lag.burrow import Sample, State, judge
-from streams.lag.groups import EventTime, PartitionLag, Stage, measure, members_of
+from streams.lag.groups import JUDGE, EventTime, PartitionLag, Stage, measure, members_of
 from streams.settings import Settings
 
 GROUP = "clawstream-lag"
@@ -143,7 +143,7 @@ def watching(
     window: int = 10,
     event_time: EventTime = lambda topic, value: None,
 ) -> Iterator[Watch]:
-    """A watch over the stages of a cluster.
+    """A watch over the stages of a cluster, the judge among them if the settings name one.
 
     Args:
         settings: Where Kafka is.
@@ -158,6 +158,7 @@ def watching(
     overrides = {"enable.partition.eof": True}
     consumer = make_consumer(settings.kafka, address, group=GROUP, overrides=overrides)
     admin = make_admin(settings.kafka, address)
+    also = (JUDGE,) if settings.judge.is_named else ()
     try:
         yield Watch(
             lambda: measure(
@@ -167,8 +168,9 @@ def watching(
                 open_group=lambda group: make_consumer(settings.kafka, address, group=group),
                 address=address,
                 event_time=event_time,
+                also=also,
             ),
-            lambda: members_of(admin, address),
+            lambda: members_of(admin, address, also),
             window=window,
         )
     finally:

@@ -13,7 +13,15 @@ import psutil
 import pytest
 
 from streams import supervisor as supervisor_module
-from streams.supervisor import ProcessError, Supervisor, sole_user, uninterrupted
+from streams.settings import JudgeSettings, Settings
+from streams.supervisor import (
+    PROCESSES,
+    ProcessError,
+    Supervisor,
+    processes_of,
+    sole_user,
+    uninterrupted,
+)
 
 
 @pytest.fixture
@@ -52,6 +60,30 @@ def test_a_restart_long_ago_is_forgiven(tmp_path: Path, monkeypatch: pytest.Monk
         wait_until_stopped(supervisor, "kafka")
         assert supervisor.restart_stopped(limit=1) == ["kafka"]
     supervisor.stop()
+
+
+def test_a_judge_runs_beside_the_others_where_one_is_named() -> None:
+    assert processes_of(Settings()) == tuple(PROCESSES)
+    for judge in (JudgeSettings(url="http://judge/v1"), JudgeSettings(plugin="mine")):
+        named = processes_of(Settings(judge=judge))
+        assert [name for name in named if name != "judge"] == list(PROCESSES)
+        # It reads what the aligner writes: it is started before it and stopped after it.
+        assert named.index("judge") < named.index("align")
+
+
+def test_a_judge_that_does_not_stay_up_is_given_up_and_the_rest_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    supervisor = Supervisor(tmp_path, None, {"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"})
+    supervisor.start("judge")  # No judge is named: it stops at once.
+    wait_until_stopped(supervisor, "judge")
+    assert supervisor.restart_stopped(limit=1) == ["judge"]
+    wait_until_stopped(supervisor, "judge")
+    assert supervisor.restart_stopped(limit=1) == []
+    assert supervisor.children == {}
+    assert "judge stopped 2 times, last with status 2" in caplog.text
+    assert "judge.url: name an OpenAI-compatible endpoint" in caplog.text
+    assert supervisor.restart_stopped(limit=1) == []
 
 
 def hold(run_dir: Path) -> None:

@@ -10,7 +10,8 @@ from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from streams.errors import BrokerError
 from streams.lag import groups
-from streams.lag.groups import PartitionLag, Stage, measure
+from streams.lag.groups import JUDGE, PartitionLag, Stage, measure, members_of
+from streams.topics import SEGMENTS
 
 RECORD = SimpleNamespace(error=lambda: None, timestamp=lambda: (1, 77), value=lambda: b"")
 STAGE = Stage("s", "group", ("t",))
@@ -129,3 +130,49 @@ def test_an_end_that_does_not_come_in_time_leaves_the_difference_of_offsets(
 def test_records_are_counted_up_to_the_end_of_the_partition() -> None:
     eof = SimpleNamespace(error=lambda: KafkaError(KafkaError._PARTITION_EOF))
     assert measured([Reader(4)], Peek(9, RECORD, None, RECORD, eof)).lag == 2
+
+
+def test_the_judge_is_a_stage_that_is_asked_for() -> None:
+    class Topics(Admin):
+        def list_topics(self, timeout: float) -> Any:
+            one = SimpleNamespace(partitions={0: None})
+            return SimpleNamespace(topics={"t": one, SEGMENTS: one})
+
+    asked: list[str] = []
+
+    def open_group(group: str) -> Any:
+        asked.append(group)
+        return SimpleNamespace(
+            committed=lambda places, timeout: [
+                TopicPartition(place.topic, place.partition, 2 if group == JUDGE.group else 4)
+                for place in places
+            ],
+            close=lambda: None,
+        )
+
+    eof = SimpleNamespace(error=lambda: KafkaError(KafkaError._PARTITION_EOF))
+    found = measure(
+        Topics(),  # type: ignore[arg-type]
+        Peek(4, RECORD, RECORD, eof),  # type: ignore[arg-type]
+        {},
+        open_group=open_group,
+        address="h:1",
+        also=(JUDGE,),
+    )
+    assert asked == ["group", "judge"]
+    lags = [(lag.stage, lag.topic, lag.lag) for lag in found]
+    assert lags == [("s", "t", 0), ("judge", SEGMENTS, 2)]
+
+
+def test_the_members_of_its_group_are_counted_too() -> None:
+    class Groups:
+        def describe_consumer_groups(self, groups: list[str], request_timeout: float) -> Any:
+            return {
+                group: SimpleNamespace(
+                    result=lambda size=size: SimpleNamespace(members=[None] * size)
+                )
+                for size, group in enumerate(groups)
+            }
+
+    assert members_of(Groups(), "h:1") == {"s": 0}  # type: ignore[arg-type]
+    assert members_of(Groups(), "h:1", (JUDGE,)) == {"s": 0, "judge": 1}  # type: ignore[arg-type]
