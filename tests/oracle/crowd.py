@@ -1,0 +1,402 @@
+"""What should become of ratings in the light of all others, read slowly from ``docs/rewards.md``.
+
+As ``tests.oracle.reward``, with the filters over many users: floods, bursts, contradictions, the
+cohort, and words that are used again. Nothing is counted up. What is kept is the list of all that
+showed, in order, with what was found of it then; for each new rating every filter reads the list
+from its beginning. Histories must be long enough to hold all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from streams.contracts import FeedbackKind, StepFeedback, TrajectorySegment
+from tests.oracle.reward import Asked, Oracle, Rating
+
+KEPT_WINDOWS = 2
+"""Windows for which identical feedback and opinions of the same words are remembered."""
+
+
+@dataclass
+class Shown:
+    """A rating as it first showed.
+
+    Args:
+        at: Place of its segment in the log.
+        policy: Whose reply it is about.
+        window: The window its segment closed in.
+        counted_in: The newest window of the policy then: late ones count there.
+        rater: Who gave it.
+        item: The feedback.
+        value: What it says.
+        words: What the reply is known by.
+        turned: Whether it was found to turn negative.
+        agrees: Whether it agrees with most others; None where too few or no clear majority spoke.
+    """
+
+    at: int
+    policy: str
+    window: int
+    counted_in: int
+    rater: str
+    item: StepFeedback
+    value: float
+    words: str
+    turned: bool = False
+    agrees: bool | None = None
+
+    @property
+    def sign(self) -> int:
+        return (self.value > 0) - (self.value < 0)
+
+    @property
+    def kind_of(self) -> tuple[object, ...]:
+        """Equal for identical feedback; without a text only one rater's is."""
+        text = (self.item.text or "").strip()
+        tags = tuple(sorted(self.item.tags))
+        who = None if text else self.rater
+        return self.policy, self.item.kind, self.value, text, tags, self.item.source, who
+
+
+@dataclass
+class CrowdOracle(Oracle):
+    """The log so far, everything that showed, and what was found of it.
+
+    Args:
+        settings: The filters.
+    """
+
+    alarm: bool = False
+    shown: list[Shown] = field(default_factory=list)
+    sweeps: list[tuple[int, int]] = field(default_factory=list)
+    found: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
+    alarmed: dict[str, tuple[int, bool]] = field(default_factory=dict)
+    replies: dict[str, list[tuple[str, str, tuple[str, ...]]]] = field(default_factory=dict)
+
+    def apply(self, segment: TrajectorySegment) -> tuple[dict[str, tuple[float, str]], list[Asked]]:
+        """See ``Oracle``; ``alarm`` says whether one is raised."""
+        self._look(segment)
+        ratings = self._ratings(segment)
+        rows = [row for rater in self._raters(ratings) for row in self._rows(segment, rater)]
+        return self._weights(segment, ratings, rows), self._to_ask(segment, rows)
+
+    def _look(self, segment: TrajectorySegment) -> None:
+        """Take a segment into the log, and look at what shows in it for the first time."""
+        before = self._latest(segment)
+        at = len(self.log)
+        self.log.append(segment)
+        now = {rating.event for rating in self._ratings_of(segment)}
+        for event in before - now:
+            place = self._key(segment), segment.segment_id, event
+            self.found.pop(place, None)
+            self.asked.pop(place, None)
+        new = [self._show(segment, at, place) for place in self._places(segment, before)]
+        self.alarm = self._cohort(segment, new) if new else False
+        newest = max(map(self._window, self.log))
+        if newest != max(map(self._window, self.log[:-1]), default=0):
+            self.sweeps.append((at, newest))
+
+    # What shows
+
+    def _window(self, segment: TrajectorySegment) -> int:
+        return segment.closed_at // self.settings.crowd_window_ms
+
+    def _latest(self, segment: TrajectorySegment) -> set[str]:
+        """Ratings in the newest revision so far."""
+        known = [s for s in self._newest(segment) if s.segment_id == segment.segment_id]
+        return {rating.event for s in known for rating in self._ratings_of(s)}
+
+    def _ratings_of(self, segment: TrajectorySegment) -> list[Rating]:
+        return [r for r in self._ratings(segment) if r.segment == segment.segment_id]
+
+    def _places(
+        self, segment: TrajectorySegment, known: set[str]
+    ) -> list[tuple[str, StepFeedback, str, str]]:
+        """Rater, feedback, turn and reply of each new rating, in the order shown."""
+        found: list[tuple[str, StepFeedback, str, str]] = []
+        counted = {rating.event: rating.rater for rating in self._ratings_of(segment)}
+        for step in segment.steps:
+            ordered = sorted(step.feedback, key=lambda f: f.event_time)
+            mine = [f for f in ordered if f.event_id in counted]
+            raters = [self._rater(segment, f) for f in ordered if self._is_rating(f)]
+            for rater in dict.fromkeys(raters):
+                found += [
+                    (rater, item, step.turn_id, step.reply)
+                    for item in mine
+                    if self._rater(segment, item) == rater and item.event_id not in known
+                ]
+        return found
+
+    @staticmethod
+    def _is_rating(item: StepFeedback) -> bool:
+        return item.kind is FeedbackKind.RATING and item.value is not None and abs(item.value) <= 1
+
+    @staticmethod
+    def _rater(segment: TrajectorySegment, item: StepFeedback) -> str:
+        if item.user_id:
+            return f"user {item.user_id}"
+        return f"user {segment.user_id}" if segment.user_id else f"session {segment.session_id}"
+
+    def _show(
+        self, segment: TrajectorySegment, at: int, place: tuple[str, StepFeedback, str, str]
+    ) -> Shown:
+        rater, item, turn_id, reply = place
+        assert item.value is not None
+        window = self._window(segment)
+        plain = " ".join(reply.split()).casefold()
+        counted_in = max([window, *(s.counted_in for s in self._alive_policy(segment.policy, at))])
+        one = Shown(
+            at=at,
+            policy=segment.policy,
+            window=window,
+            counted_in=counted_in,
+            rater=rater,
+            item=item,
+            value=item.value,
+            words=plain if len(plain) >= 20 else f"turn {turn_id}",
+        )
+        one.agrees = self._agrees(one)
+        self.shown.append(one)
+        name = self._flood(one) or self._burst(one) or self._contradiction(one)
+        if name:
+            self.found[self._key(segment), segment.segment_id, item.event_id] = ("held", name)
+        return one
+
+    # Remembering
+
+    def _alive(self, entries: Sequence[Shown], at: int, windows: str = "window") -> list[Shown]:
+        """Those since what was remembered of such was last forgotten.
+
+        It is forgotten whenever the partition's time enters a window more than ``KEPT_WINDOWS``
+        behind which the last one lies.
+        """
+        start = 0
+        for place, newest in self.sweeps:
+            past = [n for n, s in enumerate(entries) if s.at <= place < at]
+            if past and newest - KEPT_WINDOWS > getattr(entries[past[-1]], windows):
+                start = max(start, past[-1] + 1)
+        return list(entries[start:])
+
+    def _alive_policy(self, policy: str, at: int) -> list[Shown]:
+        mine = [s for s in self.shown if s.policy == policy]
+        return self._alive(mine, at, "counted_in")
+
+    # The filters
+
+    def _flood(self, one: Shown) -> str:
+        settings = self.settings
+        if not settings.filter_flood:
+            return ""
+        everyone = self._alive_policy(one.policy, one.at)
+        now, before = one.counted_in, one.counted_in - 1
+        recent = [s for s in everyone if s.counted_in in (now, before)]
+        # A rater's own two windows are those they rated in.
+        mine = [s for s in self.shown if (s.policy, s.rater) == (one.policy, one.rater)]
+        own = [s for s in mine if s.counted_in in (now, before)]
+        raters = {s.rater for s in recent} - {one.rater}
+        average = (len(recent) - len(own)) / len(raters) if raters else 0.0
+        if (
+            len(raters) >= settings.flood_raters_min
+            and len(own) >= settings.flood_ratings_min
+            and len(own) > settings.flood_factor * average
+        ):
+            return "flood"
+        source = [
+            s for s in self.shown if (s.policy, s.item.source) == (one.policy, one.item.source)
+        ]
+        counts: dict[int, int] = {}
+        for s in source:
+            newest = max([s.window, *counts])
+            counts[newest] = counts.get(newest, 0) + 1
+        newest = max(counts)
+        finished, usual = self._usual(counts, newest)
+        if (
+            finished >= 3
+            and counts[newest] >= settings.flood_ratings_min
+            and counts[newest] > settings.flood_factor * usual
+        ):
+            return "flood"
+        return ""
+
+    @staticmethod
+    def _usual(counts: dict[int, int], newest: int) -> tuple[int, float]:
+        """Finished windows, and the average of them: floods count only up to what is none."""
+        average, finished = 0.0, 0
+        for window in range(min(counts), newest):
+            finished = min(finished + 1, 24)
+            ratings = counts.get(window, 0)
+            usual = ratings if finished <= 3 else min(ratings, 2 * average + 1)
+            average += (usual - average) / finished
+        return finished, average
+
+    def _burst(self, one: Shown) -> str:
+        alike = [s for s in self.shown if s.kind_of == one.kind_of]
+        times = [s.item.event_time for s in self._alive(alike, one.at)]
+        last = times[-self.settings.burst_ratings :]
+        near = [t for t in last if abs(t - one.item.event_time) <= self.settings.burst_window_ms]
+        is_one = self.settings.filter_burst and len(near) >= self.settings.burst_ratings
+        return "burst" if is_one else ""
+
+    def _agrees(self, one: Shown) -> bool | None:
+        said = [s for s in self.shown if (s.policy, s.words) == (one.policy, one.words)]
+        signs: dict[str, int] = {}
+        for s in self._alive(said, one.at):
+            signs.pop(s.rater, None)
+            signs[s.rater] = s.sign
+        others = [sign for rater, sign in list(signs.items())[-32:] if rater != one.rater]
+        if len(others) < self.settings.contradiction_others_min or not one.sign:
+            return None
+        for sign in (1, -1):
+            if others.count(sign) >= 0.75 * len(others):
+                return one.sign == sign
+        return None
+
+    def _contradiction(self, one: Shown) -> str:
+        mine = [
+            s.agrees
+            for s in self.shown
+            if (s.policy, s.rater) == (one.policy, one.rater) and s.agrees is not None
+        ]
+        against = mine.count(False)
+        settings = self.settings
+        if (
+            not settings.filter_contradiction
+            or len(mine) < settings.contradiction_ratings_min
+            or against < settings.contradiction_share * len(mine)
+        ):
+            return ""
+        return "contradiction"
+
+    # The cohort
+
+    def _cohort(self, segment: TrajectorySegment, new: Sequence[Shown]) -> bool:
+        """Find who turned negative, and suspend the filters of single users if many did."""
+        settings, policy = self.settings, segment.policy
+        by_event = {s.item.event_id: s for s in new}
+        mine = self._ratings(segment)
+        for rater in self._raters(mine):
+            rows = self._rows(segment, rater)
+            for rating in rater:
+                one = by_event.get(rating.event)
+                if (
+                    one is not None
+                    and rating.segment == segment.segment_id
+                    and rating.value < 0
+                    and self._found(segment, rating) is None
+                    and (
+                        any(rating in row for row in rows) or self._departs(segment, rater, rating)
+                    )
+                ):
+                    one.turned = True
+        everyone = self._alive_policy(policy, len(self.log) - 1)
+        newest = everyone[-1].counted_in
+        turned = self._in_two_windows(everyone, newest, turned=True)
+        active = self._in_two_windows(everyone, newest)
+        suspended = (
+            settings.cohort_suspension
+            and len(turned) >= settings.cohort_raters_min
+            and len(turned) >= settings.cohort_share * max(1, len(active))
+        )
+        if suspended:
+            for one in new:
+                place = self._key(segment), segment.segment_id, one.item.event_id
+                self.found.setdefault(place, ("suspended", "cohort"))
+        at = len(self.log) - 1
+        known_at, was = self.alarmed.get(policy, (-1, False))
+        forgotten = any(
+            0 <= known_at <= place < at
+            and sweep - KEPT_WINDOWS
+            > max(s.counted_in for s in self.shown if s.policy == policy and s.at <= place)
+            for place, sweep in self.sweeps
+        )
+        self.alarmed[policy] = at, suspended
+        return suspended and (forgotten or not was)
+
+    @staticmethod
+    def _in_two_windows(
+        everyone: Sequence[Shown], newest: int, *, turned: bool = False
+    ) -> set[str]:
+        return {
+            s.rater
+            for s in everyone
+            if s.counted_in in (newest, newest - 1) and (s.turned or not turned)
+        }
+
+    # What follows for the ratings of a user
+
+    def _found(self, segment: TrajectorySegment, rating: Rating) -> tuple[str, str] | None:
+        return self.found.get((self._key(segment), rating.segment, rating.event))
+
+    def _rows(self, segment: TrajectorySegment, ratings: list[Rating]) -> list[list[Rating]]:
+        plain = [r for r in ratings if self._found(segment, r) is None]
+        return super()._rows(segment, plain)
+
+    def _departs(self, segment: TrajectorySegment, rater: list[Rating], rating: Rating) -> bool:
+        counted = [
+            r
+            for r in rater
+            if r == rating
+            or self._decision(segment, r) is not None
+            or (self._found(segment, r) or ("", ""))[0] != "held"
+        ]
+        return super()._departs(segment, counted, rating)
+
+    def _weights(
+        self, segment: TrajectorySegment, ratings: list[Rating], rows: list[list[Rating]]
+    ) -> dict[str, tuple[float, str]]:
+        weights = super()._weights(segment, ratings, rows)
+        for rating in ratings:
+            found = self._found(segment, rating)
+            here = rating.segment == segment.segment_id
+            if here and found is not None and self._decision(segment, rating) is None:
+                weights[rating.event] = (float(found[0] == "suspended"), found[1])
+        return weights
+
+    def _to_ask(self, segment: TrajectorySegment, rows: list[list[Rating]]) -> list[Asked]:
+        groups: list[list[Rating]] = []
+        for rater in self._raters(self._ratings(segment)):
+            groups += [row for row in rows if row[0].rater == rater[0].rater]
+            held: dict[tuple[str, str], list[Rating]] = {}
+            for rating in rater:
+                found = self._found(segment, rating)
+                if found is not None and found[0] == "held":
+                    held.setdefault((rating.segment, found[1]), []).append(rating)
+            groups += held.values()
+        return super()._to_ask(segment, groups)
+
+    # Words used again
+
+    def repeated(self, segment: TrajectorySegment) -> dict[str, int]:
+        """In how many other sessions the words, the opening or the end of each reply stood."""
+        latest = self.replies.setdefault(segment.policy, [])
+        counts: dict[str, int] = {}
+        added: list[tuple[str, str, tuple[str, ...]]] = []
+        for step in {step.turn_id: step for step in segment.steps}.values():
+            parts = self._parts(step.reply.split())
+            others = [
+                {
+                    s
+                    for _, s, known in latest
+                    if s != segment.session_id and known[n : n + 1] == (p,)
+                }
+                for n, p in enumerate(parts)
+            ]
+            counts[step.turn_id] = max(map(len, others), default=0)
+            seen = any(t == step.turn_id and s == segment.session_id for t, s, _ in latest)
+            if parts and not seen:
+                added.append((step.turn_id, segment.session_id, parts))
+        self.replies[segment.policy] = [*latest, *added][-self.settings.diversity_replies :]
+        return {turn_id: count for turn_id, count in counts.items() if count}
+
+    @staticmethod
+    def _parts(words: list[str]) -> tuple[str, ...]:
+        if len(words) < 6:
+            return ()
+        whole = " ".join(words)
+        return (
+            (whole,) if len(words) <= 12 else (whole, " ".join(words[:12]), " ".join(words[-12:]))
+        )
+
+
+__all__ = ["CrowdOracle", "Shown"]
