@@ -21,6 +21,16 @@ def closing_delay(
     gap_ms: int = typer.Option(20_000, "--gap-ms", min=1, help="The aligner's gap."),
     repetitions: int = typer.Option(1, "--repetitions", min=1, help="How often."),
     partitions: int = typer.Option(4, "--partitions", min=1, help="Of each topic."),
+    beside_replay: float | None = typer.Option(
+        None,
+        "--beside-replay",
+        min=1.0,
+        metavar="RATE",
+        help="Also measure it beside a shadow replay of so many records a second.",
+    ),
+    replayed_records: int = typer.Option(
+        200_000, "--replayed-records", min=1, help="In the log of that replay."
+    ),
     json_file: Path | None = typer.Option(None, "--json", help="Also write the report, as JSON."),
 ) -> None:
     """Measure how long a segment that is due takes to reach its readers.
@@ -43,6 +53,8 @@ def closing_delay(
         gap_ms=gap_ms,
         repetitions=repetitions,
         partitions=partitions,
+        beside_replay_per_s=beside_replay,
+        replayed_records=replayed_records,
     )
     console = Console()
     with terminable():

@@ -4,14 +4,20 @@ Users converse at a steady rate, and the aligner's worker runs as users run it. 
 when it was due (``closed_at``, on the broker's clock). *Appended* is when the broker took it
 (the bench's topic of segments is LogAppendTime), *visible* when a ``read_committed`` reader
 had it, by the clock of this machine: with a broker elsewhere the clocks must agree.
+
+With a replay beside it, the same is measured twice in turn: alone, and while a shadow replay of a
+finished log runs on the same machine and broker at the rate that it is held to.
 """
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,10 +34,12 @@ from processors.bench.cluster import (
 )
 from processors.bench.dialogue import DialoguePlan, talking_for
 from processors.bench.process import BenchError, Subject
+from processors.bench.replayed import ReplayedLog
 from processors.bench.rig import Rig
 from processors.bench.subjects.load import BEGUN, DONE, LoadJob
+from processors.bench.subjects.shadow import REACHED
 from streams.bench.machine import describe_machine
-from streams.bench.report import Goal, Report, percentile
+from streams.bench.report import Goal, Report, percentile, ratios_to
 from streams.bench.turns import measure_in_turn
 from streams.contracts import TrajectorySegment
 from streams.kafka.clients import make_consumer
@@ -43,6 +51,7 @@ GOAL_MS = 500.0
 GOAL = "visible_ms_p99"
 SHARES = (("p50", 0.50), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 READY_S = 120.0
+OURS, ALONE, BESIDE = "ours", "alone", "beside_replay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +68,9 @@ class DelayPlan:
         partitions: Of each topic.
         tail_s: How long after the end what was due before it may take.
         latest_ms: A load that fell behind its own schedule by more was no steady one.
+        beside_replay_per_s: If there is one, delays are measured beside a replay of so many
+            records a second, too.
+        replayed_records: How many the replayed log has; it is replayed again and again.
     """
 
     turns_per_s: float = 1_000.0
@@ -70,6 +82,8 @@ class DelayPlan:
     partitions: int = 4
     tail_s: float = 10.0
     latest_ms: int = 250
+    beside_replay_per_s: float | None = None
+    replayed_records: int = 200_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +134,12 @@ class _Bench:
     topics: Topics
     folder: Path
 
-    def measure(self) -> dict[str, float]:
-        """One repetition, with topics and a worker of its own."""
+    def measure(self, replayed: ReplayedLog | None = None) -> dict[str, float]:
+        """One repetition, with topics and a worker of its own.
+
+        Args:
+            replayed: What is replayed meanwhile.
+        """
         names = Names.fresh("delay")
         folder = self.folder / names.prefix
         folder.mkdir()
@@ -132,14 +150,21 @@ class _Bench:
             kafka, self.bootstrap, group=names.of("reader"), overrides={"fetch.wait.max.ms": 10}
         )
         config = self.folder / "config.yaml"
-        with (
-            rig.start("worker", config, replay=False) as worker,
-            _Reader(consumer, rig.segments, plan.partitions) as reader,
-        ):
+        with ExitStack() as stack:
+            worker = stack.enter_context(rig.start("worker", config, replay=False))
+            reader = stack.enter_context(_Reader(consumer, rig.segments, plan.partitions))
             worker.wait_event(READY, READY_S)
-            return self._under_load(rig, worker, reader)
+            replay = None
+            if replayed is not None:
+                rate = plan.beside_replay_per_s
+                started = replayed.start(folder / "replay", config, rate_per_s=rate, again=True)
+                replay = stack.enter_context(started)
+                replay.wait_event(REACHED, READY_S)
+            return self._under_load(rig, worker, reader, replay)
 
-    def _under_load(self, rig: Rig, worker: Subject, reader: _Reader) -> dict[str, float]:
+    def _under_load(
+        self, rig: Rig, worker: Subject, reader: _Reader, replay: Subject | None
+    ) -> dict[str, float]:
         plan = self.plan
         with self._load(rig) as load:
             limit_s = 10 * (plan.seconds + plan.warm_up_s) + READY_S
@@ -149,6 +174,10 @@ class _Bench:
             done = load.wait_event(DONE, limit_s)
             cpu_s = worker.cpu_s() - cpu_before_s
         worker.check_alive()
+        replay_figures: dict[str, float] = {}
+        if replay is not None:
+            replay.check_alive()
+            replay_figures = _replay_rate(replay, plan.seconds)
         if done["unsent"] or done["late_ms"] > plan.latest_ms:
             raise BenchError(
                 f"the load could not keep its rate (up to {done['late_ms']} ms late, "
@@ -163,6 +192,7 @@ class _Bench:
             "turns_per_s": begun["steady_turns"] / plan.seconds,
             "worker_cpu_share": cpu_s / plan.seconds,
             "state_bytes_per_input_byte": written / begun["bytes"],
+            **replay_figures,
         }
 
     def _load(self, rig: Rig) -> Subject:
@@ -190,6 +220,22 @@ class _Bench:
 
 def _sleep_until(wall_ms: float) -> None:
     time.sleep(max(0.0, wall_ms / 1000 - time.time()))
+
+
+def _replay_rate(replay: Subject, seconds: float) -> dict[str, float]:
+    """What the replay did within the last so many seconds.
+
+    Raises:
+        BenchError: It did nothing.
+    """
+    lines = replay.marks.read_text(encoding="utf-8").splitlines()
+    marks = [json.loads(line) for line in lines if line.endswith("}") and REACHED in line]
+    last = marks[-1]
+    within = [mark for mark in marks if mark["at_ms"] >= last["at_ms"] - 1000 * seconds]
+    took_ms = last["at_ms"] - within[0]["at_ms"]
+    if not took_ms:
+        raise BenchError("the replay stood still while it was measured")
+    return {"replay_records_per_s": 1000 * (last["records"] - within[0]["records"]) / took_ms}
 
 
 def _delays(seen: Sequence[_Seen], from_ms: float, to_ms: float) -> dict[str, float]:
@@ -225,9 +271,14 @@ def run(settings: Settings, plan: DelayPlan, on_step: OnStep) -> Report:
     machine = describe_machine()
     with bench_broker(settings, on_step) as bootstrap:
         measured = _run_on(settings, plan, bootstrap, on_step)
-    worst = max(measured["ours"][GOAL])
-    goal = Goal(f"ours {GOAL}", GOAL_MS, worst, at_most=True)
-    return Report(bench="closing-delay", machine=machine, subjects=measured, goals=[goal])
+    goals = [
+        Goal(f"{name} {GOAL}", GOAL_MS, max(found[GOAL]), at_most=True)
+        for name, found in measured.items()
+    ]
+    ratios = ratios_to(measured, BESIDE, GOAL, [ALONE])
+    return Report(
+        bench="closing-delay", machine=machine, subjects=measured, ratios=ratios, goals=goals
+    )
 
 
 def _run_on(
@@ -239,11 +290,23 @@ def _run_on(
         write_config(own, folder / "config.yaml")
         topics = Topics(own.kafka, bootstrap, plan.partitions)
         bench = _Bench(plan, own, bootstrap, topics, folder)
-        on_step(f"{plan.turns_per_s:g} turns a second for {plan.seconds + plan.warm_up_s:g} s")
         try:
-            return measure_in_turn({"ours": bench.measure}, plan.repetitions, on_step)
+            subjects = _subjects(bench, on_step)
+            on_step(f"{plan.turns_per_s:g} turns a second for {plan.seconds + plan.warm_up_s:g} s")
+            return measure_in_turn(subjects, plan.repetitions, on_step)
         finally:
             topics.delete_all()
+
+
+def _subjects(bench: _Bench, on_step: OnStep) -> Mapping[str, Callable[[], Mapping[str, float]]]:
+    plan = bench.plan
+    if plan.beside_replay_per_s is None:
+        return {OURS: bench.measure}
+    on_step(f"making {plan.replayed_records} records to replay")
+    log = ReplayedLog.make(
+        bench.settings, bench.topics, bench.bootstrap, plan.replayed_records, plan.partitions
+    )
+    return {ALONE: bench.measure, BESIDE: partial(bench.measure, log)}
 
 
 __all__ = ["DelayPlan", "run"]

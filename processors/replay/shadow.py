@@ -48,6 +48,12 @@ BATCH_RECORDS = 5_000
 """As many as a live worker's transactions take by default: what the outputs are does not depend
 on it."""
 
+SPARING_S = 0.05
+"""With a rate, what may be done in so long is taken at a time: whatever is taken at once is done
+at once, and live workers beside it wait that long for a processor."""
+
+_NICENESS = 10
+_SLACK_S = 0.2
 _BUFFERED_RECORDS = 50_000
 _POLL_S = 0.2
 _STALL_S = 60.0
@@ -188,7 +194,8 @@ def run(
     Args:
         folder: The replay's.
         on_progress: Told now and then.
-        rate_per_s: At most so many records a second, over all partitions.
+        rate_per_s: At most so many records a second, over all partitions, by processes that
+            give way to others.
         processes: How many partitions at a time; as many as there are processors if None.
 
     Raises:
@@ -250,6 +257,8 @@ def _child(
 ) -> None:
     # Ctrl-C is the parent's affair: it ends its children.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if rate_per_s is not None:
+        os.nice(_NICENESS)
     failure = None
     try:
         replay_partition(Path(folder), partition, news.put, rate_per_s=rate_per_s)
@@ -288,9 +297,11 @@ def replay_partition(
             return
         processor = stage.make(partition, _cluster(stage, settings, archive))
         processor.restore(store.entries(), store.meta())
-        reader = _reader(settings, archive, partition, _left(ranges, store), processor)
+        pace = _Pace(rate_per_s)
+        left = _left(ranges, store)
+        reader = _reader(settings, archive, partition, left, processor, pace.portion)
         try:
-            _Pass(stage, processor, store, partition, on_progress, rate_per_s).run(
+            _Pass(stage, processor, store, partition, on_progress, pace).run(
                 reader, frozenset(name.encode() for name in job.sessions)
             )
         finally:
@@ -325,15 +336,16 @@ def _reader(
     partition: int,
     left: Mapping[str, tuple[int, int]],
     processor: PartitionProcessor,
+    portion: int,
 ) -> Reader:
     if archive is None:
-        return _KafkaReader(settings, partition, left, processor.buffered)
+        return _KafkaReader(settings, partition, left, processor.buffered, portion)
     return ArchiveReader(
         archive,
         partition,
         left,
         processor.buffered,
-        portion=BATCH_RECORDS,
+        portion=portion,
         most_buffered=_BUFFERED_RECORDS,
     )
 
@@ -355,6 +367,33 @@ def _cluster(stage: Stage, settings: Settings, archive: Archive | None) -> Clust
     return Cluster(found[stage.inputs[0]].partitions, max_bytes, kafka)
 
 
+class _Pace:
+    """Holds a partition to its share of a rate.
+
+    Args:
+        rate_per_s: At most so many records a second; as many as there are if None.
+    """
+
+    def __init__(self, rate_per_s: float | None) -> None:
+        self._rate_per_s = rate_per_s
+        self._due_s = time.monotonic()
+
+    @property
+    def portion(self) -> int:
+        """How many records to take at a time."""
+        if self._rate_per_s is None:
+            return BATCH_RECORDS
+        return max(1, min(BATCH_RECORDS, round(self._rate_per_s * SPARING_S)))
+
+    def wait(self, records: int) -> None:
+        """Wait until so many more may have been done. Time that was lost is not made up for."""
+        if self._rate_per_s is None:
+            return
+        now_s = time.monotonic()
+        self._due_s = max(self._due_s, now_s - _SLACK_S) + records / self._rate_per_s
+        time.sleep(max(0.0, self._due_s - now_s))
+
+
 class _Pass:
     """One partition on its way through a processor."""
 
@@ -365,16 +404,14 @@ class _Pass:
         store: PartitionStore,
         partition: int,
         on_progress: Callable[[Progress], None],
-        rate_per_s: float | None,
+        pace: _Pace,
     ) -> None:
         self._stage = stage
         self._processor = processor
         self._store = store
         self._partition = partition
         self._on_progress = on_progress
-        self._rate_per_s = rate_per_s
-        self._began_s = time.monotonic()
-        self._here = 0
+        self._pace = pace
         self._counts = Counter(store.counts())
 
     def run(self, reader: Reader, sessions: frozenset[bytes]) -> None:
@@ -382,11 +419,12 @@ class _Pass:
             for topic, records in batch.items():
                 self._processor.feed(topic, _only(records, sessions))
             self._drain(done=False)
+            self._pace.wait(sum(map(len, batch.values())))
         self._drain(done=True)
 
     def _drain(self, *, done: bool) -> None:
         while True:
-            outcome = self._processor.drain(BATCH_RECORDS)
+            outcome = self._processor.drain(self._pace.portion)
             self._keep(outcome, done=done and not outcome.more)
             if not outcome.more:
                 return
@@ -401,14 +439,9 @@ class _Pass:
                 self._counts[output.topic] += 1
         self._counts["records"] += outcome.records
         self._counts["outputs"] += len(made)
-        self._here += outcome.records
         self._store.save(outcome, made, self._counts, done=done)
         counts = self._counts
         self._on_progress(Progress(self._partition, counts["records"], counts["outputs"]))
-        if self._rate_per_s is not None:
-            ahead_s = self._here / self._rate_per_s - (time.monotonic() - self._began_s)
-            if ahead_s > 0:
-                time.sleep(ahead_s)
 
 
 def _only(records: Sequence[RawRecord], sessions: frozenset[bytes]) -> Sequence[RawRecord]:
@@ -437,6 +470,7 @@ class _KafkaReader:
         partition: The partition.
         left: From and to of each topic.
         buffered: How many records of a topic wait: one that is far ahead is paused.
+        portion: How many records to take at a time.
     """
 
     def __init__(
@@ -445,7 +479,9 @@ class _KafkaReader:
         partition: int,
         left: Mapping[str, tuple[int, int]],
         buffered: Callable[[str], int],
+        portion: int,
     ) -> None:
+        self._portion = portion
         self._partition = partition
         self._ends = {topic: end for topic, (start, end) in left.items() if start < end}
         self._next = {topic: left[topic][0] for topic in self._ends}
@@ -475,7 +511,7 @@ class _KafkaReader:
         """
         while self._ends:
             batch: dict[str, list[Record]] = {}
-            for message in self._consumer.consume(BATCH_RECORDS, _POLL_S):
+            for message in self._consumer.consume(self._portion, _POLL_S):
                 self._take(message, batch)
             if batch:
                 self._heard_s = time.monotonic()

@@ -79,6 +79,29 @@ def test_delays_are_those_of_the_segments_due_in_time(kafka_bootstrap: str, tmp_
     assert [goal.name for goal in report.goals] == ["ours visible_ms_p99"]
 
 
+def test_delays_beside_a_replay_at_a_rate(kafka_bootstrap: str, tmp_path: Path) -> None:
+    plan = DelayPlan(
+        turns_per_s=40,
+        seconds=4,
+        warm_up_s=6,
+        settle_ms=1_000,
+        gap_ms=2_000,
+        partitions=1,
+        tail_s=2,
+        latest_ms=120_000,
+        beside_replay_per_s=100,
+        replayed_records=500,
+    )
+    report = closing_delay.run(settings(kafka_bootstrap, tmp_path), plan, lambda _: None)
+    assert list(report.subjects) == ["alone", "beside_replay"]
+    beside = report.subjects["beside_replay"]
+    assert 10 < beside["replay_records_per_s"][0] <= 120
+    assert "replay_records_per_s" not in report.subjects["alone"]
+    assert all(found["segments"][0] > 5 for found in report.subjects.values())
+    assert report.ratios["beside_replay/alone"].median > 0
+    assert len(report.goals) == 2
+
+
 def test_the_state_is_measured_and_a_killed_worker_goes_on(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:

@@ -1,0 +1,73 @@
+"""A shadow replay as ``clawstream replay --execute`` runs it, without the comparison."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+
+import msgspec
+
+from processors.replay.shadow import Job, Progress, prepare, run
+from streams.settings import load_settings
+
+BEGUN = "begun"
+REACHED = "reached"
+DONE = "done"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowJob:
+    """What is replayed, and how.
+
+    Attributes:
+        config: The settings file.
+        folder: For files of this measurement alone.
+        job: The replay.
+        rate_per_s: At most so many records a second.
+        again: Whether it begins anew whenever it is through.
+    """
+
+    config: str
+    folder: str
+    job: Job
+    rate_per_s: float | None
+    again: bool
+
+
+def main(job: ShadowJob) -> int:
+    """Replay, saying at each step when it was and how many records are done by then."""
+    settings = load_settings(Path(job.config))
+    before = 0
+    _say(BEGUN)
+    for number in count():
+        folder = Path(job.folder) / f"pass-{number}"
+        prepare(folder, job.job, settings)
+        reached: dict[int, Progress] = {}
+
+        def show(
+            progress: Progress, reached: dict[int, Progress] = reached, before: int = before
+        ) -> None:
+            reached[progress.partition] = progress
+            _say(REACHED, records=before + sum(one.records for one in reached.values()))
+
+        run(folder, show, rate_per_s=job.rate_per_s)
+        before += sum(one.records for one in reached.values())
+        shutil.rmtree(folder)
+        if not job.again:
+            outputs = sum(one.outputs for one in reached.values())
+            _say(DONE, records=before, outputs=outputs)
+            return 0
+    return 1
+
+
+def _say(event: str, **facts: object) -> None:
+    print(json.dumps({"event": event, "at_ms": time.time_ns() // 1_000_000, **facts}), flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(msgspec.json.decode(Path(sys.argv[1]).read_bytes(), type=ShadowJob)))
