@@ -130,6 +130,7 @@ class WorkerSettings(Section):
     max_buffered_records: PositiveInt = 20_000
     body_cache_bytes: PositiveInt = 64 * 1024 * 1024
     hot_sessions: NonNegativeInt = 20_000
+    processor_processes: NonNegativeInt = 2
     group_instance_id: str | None = None
     web_host: str = "127.0.0.1"
     align_web_port: Port = 0

@@ -82,7 +82,7 @@ class AlignPlan:
     """
 
     subjects: Sequence[str] = SUBJECTS
-    records: int = 60_000
+    records: int = 120_000
     repetitions: int = 3
     talking: int | None = None
     partitions: int = 4

@@ -26,7 +26,7 @@ _FUNCTIONS = 25
 @app.command()
 def align(
     ctx: typer.Context,
-    records: int = typer.Option(60_000, "--records", min=1, help="Turns and feedback in the log."),
+    records: int = typer.Option(120_000, "--records", min=1, help="Turns and feedback in the log."),
     repetitions: int = typer.Option(3, "--repetitions", min=1, help="How often each is measured."),
     subjects: str = typer.Option(
         "all", "--subjects", help="Which, with commas between; ours is compared with the others."

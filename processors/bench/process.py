@@ -80,8 +80,9 @@ class Subject:
         return sum(used.user + used.system for used in times)
 
     def rss_bytes(self) -> int:
-        """Its resident memory."""
-        return int(self._seen.memory_info().rss)
+        """Resident memory of it and its children."""
+        processes = [self._seen, *self._seen.children(recursive=True)]
+        return sum(int(process.memory_info().rss) for process in processes)
 
     def wait_event(self, event: str, limit_s: float) -> dict[str, Any]:
         """Wait until it prints a line of JSON with this ``event``, which is returned.

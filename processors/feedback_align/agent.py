@@ -213,10 +213,6 @@ class AlignProcessor:
         """See ``PartitionProcessor``."""
         return self._merger.buffered(topic)
 
-    def needs_tick(self, now_ms: int) -> bool:
-        """See ``PartitionProcessor``."""
-        return self._merger.needs_tick(self._status.next_due_ms, now_ms)
-
     def status(self) -> ProcessorStatus:
         """See ``PartitionProcessor``."""
         return self._status
@@ -230,12 +226,14 @@ class AlignProcessor:
             oldest = OpenSession(
                 policy=policy, session_id=session_id, since_ms=since_ms, due_ms=due_ms
             )
+        next_due_ms = machine.next_due_ms(state)
         return ProcessorStatus(
             clock_ms=state.clock_ms if state.clock_ms > 0 else None,
             sessions=len(state.sessions) + len(state.packed),
             open_sessions=state.open_sessions,
             oldest_open=oldest,
-            next_due_ms=machine.next_due_ms(state),
+            next_due_ms=next_due_ms,
+            tick_after_ms=self._merger.tick_after_ms(next_due_ms),
             state_entries=state.entries,
             state_bytes=state.entry_bytes,
         )

@@ -187,23 +187,19 @@ class Merger:
             return None
         return turns.topic if turns.maximum_ms < feedback.maximum_ms else feedback.topic
 
-    def needs_tick(self, next_due_ms: int | None, now_ms: int | None = None) -> bool:
-        """Whether silent topics must be moved. Ask after a drain without limit.
+    def tick_after_ms(self, next_due_ms: int | None) -> int | None:
+        """After which time silent topics must be moved. Ask after a drain without limit.
 
         Args:
             next_due_ms: When the machine's next action is due; None if none is.
-            now_ms: Wall time, to wait until something is due; without it anything that will
-                be due some day counts.
 
         Returns:
-            Records wait for the other side, or something is due that the clock has not
-            reached.
+            ``NEVER``, which is before any time, if records wait for the other side; the due
+            time of something that the clock has not reached; None if there is neither.
         """
         if self._turns.waiting or self._feedback.waiting:
-            return True
-        if next_due_ms is None or next_due_ms <= self.clock_ms:
-            return False
-        return now_ms is None or next_due_ms < now_ms
+            return NEVER
+        return next_due_ms if next_due_ms is not None and next_due_ms > self.clock_ms else None
 
     def _side(self, topic: str) -> _Side:
         for side in (self._turns, self._feedback):

@@ -12,8 +12,8 @@ from processors.replay.store import Made
 from processors.reward import app as reward
 from processors.reward.agent import RewardTopics
 from processors.runtime.records import LogReader, PartitionProcessor
+from processors.runtime.spec import WorkerSpec
 from processors.runtime.topics import Cluster
-from processors.runtime.worker import WorkerSpec
 from streams.contracts import ScoredSegment, TrajectorySegment
 from streams.errors import ReplayError
 from streams.metrics import ProcessorMetrics

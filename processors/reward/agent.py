@@ -119,12 +119,10 @@ class RewardProcessor:
         """See ``PartitionProcessor``."""
         return len(self._waiting)
 
-    def needs_tick(self, now_ms: int) -> bool:
-        """Never: with one input, what arrives is applied at once."""
-        return False
-
     def status(self) -> ProcessorStatus:
-        """See ``PartitionProcessor``. Users stand for sessions; nothing is ever open."""
+        """See ``PartitionProcessor``. Users stand for sessions; nothing is ever open, and what
+        arrives is applied at once, without ticks.
+        """
         return ProcessorStatus(
             clock_ms=self._state.clock_ms or None,
             sessions=len(self._state.users),

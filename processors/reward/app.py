@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from processors.reward.agent import STAGE, RewardProcessor, RewardTopics
 from processors.reward.plugins import load
+from processors.runtime.spec import WorkerSpec
 from processors.runtime.topics import Cluster
-from processors.runtime.worker import WorkerSpec
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import Settings

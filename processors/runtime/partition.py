@@ -1,7 +1,7 @@
 """One owned input partition: restore, take batches, apply them, write, acknowledge.
 
 The runner is the only one that touches its processor, always in the thread that belongs to
-processors, so that neither a long computation nor a record read back keeps the event loop from
+it, so that neither a long computation nor a record read back keeps the event loop from
 Kafka. Batches come in through ``accept``; a task of its own feeds them, drains what may be
 applied and writes each outcome in one transaction. While a transaction is on its way more
 batches gather, so that a loaded partition writes few large transactions and an idle one many
@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 
 class Apart(Protocol):
-    """Runs a function in the processors' thread."""
+    """Runs a function in the thread of a processor."""
 
     async def __call__(self, work: Callable[[], T], /) -> T: ...
 
@@ -242,7 +242,7 @@ class PartitionRunner:
         """
         if not self.ready or self._held or self._more or self._inbox or self._tick_on_its_way():
             return False
-        if not self.processor.needs_tick(now_ms):
+        if not self.processor.status().needs_tick(now_ms):
             return False
         silent_before = time.monotonic() - self._limits.tick_interval_ms / 1000
         return any(
@@ -317,7 +317,7 @@ class PartitionRunner:
         return self._more or bool(self._inbox)
 
     def _apply(self, batches: Iterable[tuple[str, Sequence[RawRecord]]]) -> Outcome:
-        """In the processors' thread: feed what waited, drain a portion."""
+        """In the processor's thread: feed what waited, drain a portion."""
         for topic, records in batches:
             self.processor.feed(topic, records)
         outcome = self.processor.drain(self._limits.batch_records)
@@ -381,8 +381,8 @@ class PartitionRunner:
     def _note(self, outcome: Outcome, seconds: float) -> None:
         self._metrics.observe(names.BATCH_RECORDS, outcome.records)
         self._metrics.observe(names.TRANSACTION_SECONDS, seconds)
-        for output in outcome.outputs:
-            self._metrics.add(names.RECORDS_OUT, topic=output.topic)
+        for topic, count in Counter(output.topic for output in outcome.outputs).items():
+            self._metrics.add(names.RECORDS_OUT, count, topic=topic)
         now_ms = self._clock.now_ms()
         for due_ms in outcome.due_ms:
             self._metrics.observe(names.CLOSING_DELAY, max(0, now_ms - due_ms) / 1000)
@@ -397,4 +397,4 @@ class PartitionRunner:
         self._metrics.set(names.STATE_BYTES, status.state_bytes, partition=partition)
 
 
-__all__ = ["Flow", "PartitionRunner", "RunnerLimits", "Writer"]
+__all__ = ["Apart", "Flow", "PartitionRunner", "RunnerLimits", "Writer"]

@@ -14,8 +14,10 @@ from typing import Any
 
 import faust
 
+from processors.runtime.apart import GC_THRESHOLDS, apart
+from processors.runtime.spec import WorkerSpec
 from processors.runtime.topics import Cluster, check_cluster
-from processors.runtime.worker import BatchWorker, WorkerSpec
+from processors.runtime.worker import BatchWorker
 from streams.errors import ClawstreamError
 from streams.kafka.clients import resolve_bootstrap
 from streams.metrics import ProcessorMetrics
@@ -26,9 +28,8 @@ logger = logging.getLogger(__name__)
 
 STOP_LIMIT_S = 15.0
 SWITCH_INTERVAL_S = 0.001
-"""How long the processors' thread may keep the interpreter from the event loop's."""
+"""How long a processors' thread may keep the interpreter from the event loop's."""
 
-GC_THRESHOLDS = (50_000, 20, 100)
 CHATTY_LOGGERS = ("aiokafka", "faust", "mode")
 
 
@@ -112,10 +113,10 @@ def main_of(
     metrics = ProcessorMetrics(processor)
     try:
         settings = load_settings(arguments.config)
-        spec = build_spec(settings, metrics)
+        with apart(build_spec, settings, metrics) as spec:
+            return run_worker(spec, settings, metrics)
     except ClawstreamError as error:
         return report(error)
-    return run_worker(spec, settings, metrics)
 
 
 def _with_address(settings: Settings) -> Settings:
@@ -141,8 +142,6 @@ def _execute(worker: BatchWorker) -> int:
     )
     process.spinner = None
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    # State is many small objects that live long: Python's own thresholds search it for cycles
-    # all the time, which costs a seventh of all work.
     gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
     try:

@@ -117,7 +117,7 @@ class PartitionProcessor(Protocol):
     """The logic of one input partition. It reads no clock, and does no I/O but through a
     ``LogReader``.
 
-    ``restore``, ``feed`` and ``drain`` are called in a thread that belongs to processors, so
+    ``restore``, ``feed`` and ``drain`` are called in a thread of the processor's own, so
     what blocks there keeps nothing else of the worker waiting. The rest is asked at any time
     from another thread and must be answered from what the last of those calls left.
 
@@ -156,15 +156,6 @@ class PartitionProcessor(Protocol):
 
     def status(self) -> ProcessorStatus:
         """Where it stands."""
-        ...
-
-    def needs_tick(self, now_ms: int) -> bool:
-        """Whether a clock tick would let the partition go on.
-
-        Args:
-            now_ms: About the broker's time; it decides only when a tick is worth its cost,
-                never what is computed.
-        """
         ...
 
 

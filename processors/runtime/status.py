@@ -32,6 +32,7 @@ class ProcessorStatus:
         open_sessions: Those among them with something open or pending.
         oldest_open: The open session with the earliest ``since_ms``; None if none is open.
         next_due_ms: When the next action of any session is due; None if none is.
+        tick_after_ms: A clock tick after this time lets it go on; None if none would.
         state_entries: Entries of its state.
         state_bytes: Of their values.
     """
@@ -43,6 +44,28 @@ class ProcessorStatus:
     next_due_ms: int | None
     state_entries: int
     state_bytes: int
+    tick_after_ms: int | None = None
+
+    def needs_tick(self, now_ms: int) -> bool:
+        """Whether a clock tick would let the partition go on.
+
+        Args:
+            now_ms: About the broker's time; it decides only when a tick is worth its cost,
+                never what is computed.
+        """
+        return self.tick_after_ms is not None and self.tick_after_ms < now_ms
 
 
-__all__ = ["OpenSession", "ProcessorStatus"]
+NOTHING = ProcessorStatus(
+    clock_ms=None,
+    sessions=0,
+    open_sessions=0,
+    oldest_open=None,
+    next_due_ms=None,
+    state_entries=0,
+    state_bytes=0,
+)
+"""Of a partition that was not restored yet."""
+
+
+__all__ = ["NOTHING", "OpenSession", "ProcessorStatus"]

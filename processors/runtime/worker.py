@@ -12,7 +12,6 @@ import logging
 import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any, TypeVar, cast
 
@@ -28,8 +27,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from processors.runtime import views
 from processors.runtime.batches import BatchConsumer, BatchTransport, RawBatchSchema
 from processors.runtime.connection import aiokafka_config, faust_brokers, faust_credentials
-from processors.runtime.partition import PartitionRunner, RunnerLimits
-from processors.runtime.records import PartitionProcessor
+from processors.runtime.partition import Apart, PartitionRunner, RunnerLimits
+from processors.runtime.spec import WorkerSpec
 from processors.runtime.state import (
     RestoreCancelledError,
     RestoredState,
@@ -54,35 +53,6 @@ TOPIC_QUEUE_BATCHES = 4
 HOLD_TIMEOUT_S = 20.0
 STOP_GRACE_S = 5.0
 STATISTICS_INTERVAL_S = 2.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
-    """What makes one processor of the shared runtime.
-
-    Attributes:
-        app_id: Consumer group and prefix of the transactional ids.
-        processor: Name in logs and metrics.
-        inputs: Co-partitioned input topics, in merge order.
-        outputs: Topics that must exist.
-        changelog: The compacted state topic.
-        ticks: Whether idle partitions are moved by ticks; the inputs must then be
-            LogAppendTime.
-        web_port: Port of the web views (``/``: the worker, ``/metrics``), 0 for none.
-        read_back_ms: How long the inputs must keep records that may be read back; 0 if none are.
-        make_processor: Builds the logic of a partition; is given the partition and what the
-            topics are like.
-    """
-
-    app_id: str
-    processor: str
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    changelog: str
-    ticks: bool
-    web_port: int
-    make_processor: Callable[[int, Cluster], PartitionProcessor]
-    read_back_ms: int = 0
 
 
 class OwnPages(Web):
@@ -139,7 +109,11 @@ class BatchWorker:
         self._cluster = cluster
         self._clock = SystemClock() if clock is None else clock
         self._runners: dict[int, PartitionRunner] = {}
-        self._processors = ThreadPoolExecutor(1, thread_name_prefix="processors")
+        # A thread for each process that computes; processors in this one share a thread.
+        self._threads = [
+            ThreadPoolExecutor(1, thread_name_prefix=f"processors-{number}")
+            for number in range(max(1, settings.worker.processor_processes))
+        ]
         self._restoring: set[int] = set()
         self._cancel_restore = threading.Event()
         self._revocations = 0
@@ -172,9 +146,14 @@ class BatchWorker:
         if TP(topic, partition) in self.app.consumer.assignment():
             self.app.consumer.resume_partitions({TP(topic, partition)})
 
-    async def apart(self, work: Callable[[], T]) -> T:
-        """Run ``work`` in the processors' thread (``partition.Apart``)."""
-        return await asyncio.get_running_loop().run_in_executor(self._processors, work)
+    def apart(self, partition: int) -> Apart:
+        """What runs work in the thread of a partition's processor."""
+        thread = self._threads[partition % len(self._threads)]
+
+        async def run(work: Callable[[], T]) -> T:
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
+
+        return run
 
     # Life
 
@@ -210,8 +189,9 @@ class BatchWorker:
         await _within_grace(closing, "closing the partitions")
 
     def end(self) -> None:
-        """Let the processors' thread end what it is at; begin nothing more. Blocks."""
-        self._processors.shutdown(cancel_futures=True)
+        """Let the processors' threads end what they are at; begin nothing more. Blocks."""
+        for thread in self._threads:
+            thread.shutdown(cancel_futures=True)
 
     async def crash(self, error: BaseException) -> None:
         """End this worker; its successor goes on from the last transaction."""
@@ -305,7 +285,7 @@ class BatchWorker:
             ),
             self._restorer(partition),
             self,
-            self.apart,
+            self.apart(partition),
             self._limits,
             self.metrics,
             self._clock,
@@ -528,4 +508,4 @@ def _instance_id(spec: WorkerSpec, settings: Settings) -> str | None:
     return None if name is None else f"{spec.app_id}-{name}"
 
 
-__all__ = ["BatchApp", "BatchWorker", "WorkerSpec"]
+__all__ = ["BatchApp", "BatchWorker"]

@@ -8,12 +8,14 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+import psutil
+
 from tests.faults.registry import case
 from tests.faults.scene import Scene, stop_cleanly
 from tests.integration.harness import WorkerProcess, wait_until
 
 
-@case("1", "kill-mid-batch", "SIGKILL in the middle of batches")
+@case("1a", "kill-mid-batch", "SIGKILL in the middle of batches")
 def kill_mid_batch(scene: Scene) -> None:
     moments = random.Random(3)
     with scene.load():
@@ -27,6 +29,23 @@ def kill_mid_batch(scene: Scene) -> None:
             mark = scene.mark()
             worker = scene.start("worker", "one")
             scene.recovered(mark)
+
+
+@case("1b", "kill-processors", "SIGKILL of a process that applies records, under its worker")
+def kill_processors(scene: Scene) -> None:
+    moments = random.Random(6)
+    with scene.load():
+        for _ in range(scene.sizes.kills):
+            worker = scene.start("worker", "one")
+            worker.wait_ready(60)
+            scene.wait_for_outputs(20)
+            time.sleep(moments.uniform(0.0, 0.4))
+            moments.choice(psutil.Process(worker.process.pid).children()).kill()
+            mark = scene.mark()
+            assert worker.process.wait(60) == 1
+            assert "the process that applies records" in worker.output(), worker.output()[-3000:]
+        scene.start("worker", "one")
+        scene.recovered(mark)
 
 
 @case("2", "kill-before-commit", "SIGKILL after outputs were taken, before anything was committed")

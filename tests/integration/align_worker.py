@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from processors.feedback_align.agent import AlignTopics
 from processors.feedback_align.app import build_spec
+from processors.runtime.apart import apart
 from processors.runtime.process import run_worker
 from streams.metrics import ProcessorMetrics
 from streams.settings import load_settings
@@ -53,14 +55,14 @@ def main(prefix: str, config: str, inputs: str | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     metrics = ProcessorMetrics("feedback_align")
     settings = load_settings(Path(config))
-    spec = build_spec(
-        settings,
-        metrics,
+    build = partial(
+        build_spec,
         app_id=prefix,
         topics=topics_of(prefix, inputs),
         changelog=f"{prefix}.state",
     )
-    return run_worker(spec, settings, metrics)
+    with apart(build, settings, metrics) as spec:
+        return run_worker(spec, settings, metrics)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 import sys
+from functools import partial
 from pathlib import Path
 
 from processors.reward.agent import RewardTopics
 from processors.reward.app import build_spec
+from processors.runtime.apart import apart
 from processors.runtime.process import run_worker
 from streams.metrics import ProcessorMetrics
 from streams.settings import load_settings
@@ -27,10 +29,11 @@ def main(prefix: str, config: str) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s")
     metrics = ProcessorMetrics("reward")
     settings = load_settings(Path(config))
-    spec = build_spec(
-        settings, metrics, app_id=prefix, topics=topics_of(prefix), changelog=f"{prefix}.state"
+    build = partial(
+        build_spec, app_id=prefix, topics=topics_of(prefix), changelog=f"{prefix}.state"
     )
-    return run_worker(spec, settings, metrics)
+    with apart(build, settings, metrics) as spec:
+        return run_worker(spec, settings, metrics)
 
 
 if __name__ == "__main__":

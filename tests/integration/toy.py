@@ -19,7 +19,7 @@ from pathlib import Path
 from processors.runtime.process import run_worker
 from processors.runtime.records import Outcome, Output, RawRecord
 from processors.runtime.status import OpenSession, ProcessorStatus
-from processors.runtime.worker import WorkerSpec
+from processors.runtime.spec import WorkerSpec
 from streams.errors import StateError
 from streams.settings import load_settings
 
@@ -91,17 +91,14 @@ class ToyProcessor:
     def buffered(self, topic: str) -> int:
         return self.waiting.get(topic, 0)
 
-    def needs_tick(self, now_ms: int) -> bool:
-        # Asked while another thread may be draining: never walk the dict itself.
-        due = min((key.last_ms for key in list(self.keys.values())), default=None)
-        waits = any(value is not None for *_, value in list(self.heap))
-        return waits or (due is not None and due + self.gap_ms < now_ms)
-
     def status(self) -> ProcessorStatus:
+        # Asked while another thread may be draining: never walk the dict itself.
         keys = list(self.keys.items())
+        waits = any(value is not None for *_, value in list(self.heap))
         oldest = min(keys, key=lambda item: (item[1].last_ms, item[0]), default=None)
         due_ms = None if oldest is None else oldest[1].last_ms + self.gap_ms
         return ProcessorStatus(
+            tick_after_ms=0 if waits else due_ms,
             clock_ms=self.clock_ms or None,
             sessions=len(self.keys),
             open_sessions=len(self.keys),

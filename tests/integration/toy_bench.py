@@ -53,7 +53,7 @@ class ToyBench(Bench):
                 processor.feed(topic, [r for r in records if r.partition == partition])
             outcome = processor.drain(1_000_000)
             values.update(output.value or b"" for output in outcome.outputs)
-            closed = closed and not processor.keys and not processor.needs_tick(0)
+            closed = closed and not processor.keys and processor.status().tick_after_ms is None
         return values, closed
 
     def assert_exact(self, meanwhile: Callable[[], None] = lambda: None) -> None:

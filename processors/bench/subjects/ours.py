@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,10 +17,11 @@ from processors.bench.profile import Profile
 from processors.bench.subjects.job import FirstRecord, Job, job_of_command_line
 from processors.feedback_align.agent import AlignTopics
 from processors.feedback_align.app import build_spec
+from processors.runtime.apart import apart
 from processors.runtime.process import run_worker
 from processors.runtime.records import PartitionProcessor, RawRecord
 from processors.runtime.topics import Cluster
-from processors.runtime.worker import WorkerSpec
+from processors.runtime.spec import WorkerSpec
 from streams.metrics import ProcessorMetrics
 from streams.process import configure_logging
 from streams.settings import load_settings
@@ -61,10 +63,11 @@ def main(job: Job) -> int:
         segments=job.segments,
         dead_letters=job.dead_letters,
     )
-    spec = build_spec(settings, metrics, app_id=job.name, topics=topics, changelog=job.changelog)
+    build = partial(build_spec, app_id=job.name, topics=topics, changelog=job.changelog)
     if job.profile is not None:
         Profile(Path(job.profile)).start()
-    return run_worker(replay_spec(spec) if job.replay else spec, settings, metrics)
+    with apart(build, settings, metrics) as spec:
+        return run_worker(replay_spec(spec) if job.replay else spec, settings, metrics)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from processors.bench.subjects.ours import replay_spec
 from processors.reward.agent import RewardTopics
 from processors.reward.app import build_spec
+from processors.runtime.apart import apart
 from processors.runtime.process import run_worker
 from streams.metrics import ProcessorMetrics
 from streams.process import configure_logging
@@ -53,8 +55,9 @@ def main(arguments: Sequence[str]) -> int:
         reviews=job.reviews,
         dead_letters=job.dead_letters,
     )
-    spec = build_spec(settings, metrics, app_id=job.name, topics=topics, changelog=job.changelog)
-    return run_worker(replay_spec(spec), settings, metrics)
+    build = partial(build_spec, app_id=job.name, topics=topics, changelog=job.changelog)
+    with apart(build, settings, metrics) as spec:
+        return run_worker(replay_spec(spec), settings, metrics)
 
 
 if __name__ == "__main__":

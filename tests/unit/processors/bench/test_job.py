@@ -15,7 +15,7 @@ from processors.bench.subjects.job import (
     read_marks,
     write_job,
 )
-from processors.runtime import process
+from processors.runtime import apart
 
 
 def test_a_job_is_what_was_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,4 +53,4 @@ def test_the_first_record_is_marked_once(
 
 
 def test_rivals_collect_garbage_as_our_worker_does() -> None:
-    assert aligners.GC_THRESHOLDS == process.GC_THRESHOLDS
+    assert aligners.GC_THRESHOLDS == apart.GC_THRESHOLDS

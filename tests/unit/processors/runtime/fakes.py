@@ -72,10 +72,8 @@ class FakeProcessor:
             next_due_ms=None,
             state_entries=len(self.applied),
             state_bytes=7,
+            tick_after_ms=-1 if self.wants_tick else None,
         )
-
-    def needs_tick(self, now_ms: int) -> bool:
-        return self.wants_tick
 
 
 @dataclass

@@ -295,12 +295,12 @@ def test_feedback_that_died_waiting_is_encoded_again(log: Log) -> None:
 
 
 def test_ticks_are_wanted_while_records_wait_or_something_is_due(log: Log) -> None:
-    assert not log.processor.needs_tick(0)
+    assert not log.processor.status().needs_tick(0)
     log.put(TURNS, 1_000, turn(1_000, Role.USER))
     log.processor.drain(1_000)
     assert log.processor.buffered(TURNS) == 1
-    assert log.processor.needs_tick(0)
+    assert log.processor.status().needs_tick(0)
     log.tick(1_100)
     assert log.processor.buffered(TURNS) == 0
-    assert not log.processor.needs_tick(1_200)
-    assert log.processor.needs_tick(2_000_000)
+    assert not log.processor.status().needs_tick(1_200)
+    assert log.processor.status().needs_tick(2_000_000)

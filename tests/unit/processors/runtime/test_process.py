@@ -17,7 +17,7 @@ from streams.settings import KafkaSettings, Settings
 
 def stopped(worker):
     # As when SIGTERM comes while a record is read back from a broker that is away.
-    batches._processors.submit(time.sleep, float(sys.argv[2]))
+    batches._threads[0].submit(time.sleep, float(sys.argv[2]))
     worker._limit.start()
     raise SystemExit(0)
 
