@@ -34,6 +34,7 @@ def kill_mid_batch(scene: Scene) -> None:
 @case("1b", "kill-processors", "SIGKILL of a process that applies records, under its worker")
 def kill_processors(scene: Scene) -> None:
     moments = random.Random(6)
+    slowest = 0.0
     with scene.load():
         for _ in range(scene.sizes.kills):
             worker = scene.start("worker", "one")
@@ -41,11 +42,13 @@ def kill_processors(scene: Scene) -> None:
             scene.wait_for_outputs(20)
             time.sleep(moments.uniform(0.0, 0.4))
             moments.choice(psutil.Process(worker.process.pid).children()).kill()
-            mark = scene.mark()
+            mark, began = scene.mark(), time.monotonic()
             assert worker.process.wait(60) == 1
+            slowest = max(slowest, time.monotonic() - began)
             assert "the process that applies records" in worker.output(), worker.output()[-3000:]
         scene.start("worker", "one")
         scene.recovered(mark)
+    scene.notes.append(f"the worker ended within {slowest:.1f} s")
 
 
 @case("2", "kill-before-commit", "SIGKILL after outputs were taken, before anything was committed")

@@ -25,7 +25,14 @@ SHORT = Sizes(kills=4, rounds=1, scripts=10)
 IMPATIENT = replace(SHORT, patience_s=6)
 """What a broken worker lost does not come, however long one waits."""
 
-TELLING = ("kill-mid-batch", "kill-before-commit", "zombie", "rebalance", "poison")
+TELLING = (
+    "kill-mid-batch",
+    "kill-processors",
+    "kill-before-commit",
+    "zombie",
+    "rebalance",
+    "poison",
+)
 BROKEN = {
     "acks-first": "kill-before-commit",
     "writes-first": "kill-mid-batch",
