@@ -5,8 +5,8 @@ from __future__ import annotations
 from processors.feedback_align.agent import STAGE, AlignProcessor, AlignTopics
 from processors.runtime.readback import ReadBack
 from processors.runtime.records import LogReader
-from processors.runtime.topics import Cluster
 from processors.runtime.spec import WorkerSpec
+from processors.runtime.topics import Cluster
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import Settings

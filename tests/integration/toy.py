@@ -18,8 +18,8 @@ from pathlib import Path
 
 from processors.runtime.process import run_worker
 from processors.runtime.records import Outcome, Output, RawRecord
-from processors.runtime.status import OpenSession, ProcessorStatus
 from processors.runtime.spec import WorkerSpec
+from processors.runtime.status import OpenSession, ProcessorStatus
 from streams.errors import StateError
 from streams.settings import load_settings
 

@@ -20,8 +20,8 @@ from processors.feedback_align.app import build_spec
 from processors.runtime.apart import apart
 from processors.runtime.process import run_worker
 from processors.runtime.records import PartitionProcessor, RawRecord
-from processors.runtime.topics import Cluster
 from processors.runtime.spec import WorkerSpec
+from processors.runtime.topics import Cluster
 from streams.metrics import ProcessorMetrics
 from streams.process import configure_logging
 from streams.settings import load_settings
