@@ -34,7 +34,7 @@ from processors.bench.cluster import (
 )
 from processors.bench.dialogue import DialoguePlan, talking_for
 from processors.bench.process import BenchError, Subject
-from processors.bench.replayed import ReplayedLog
+from processors.bench.replayed import ReplayedLog, start_shadow
 from processors.bench.rig import Rig
 from processors.bench.subjects.load import BEGUN, DONE, LoadJob
 from processors.bench.subjects.shadow import REACHED
@@ -157,8 +157,10 @@ class _Bench:
             replay = None
             if replayed is not None:
                 rate = plan.beside_replay_per_s
-                started = replayed.start(folder / "replay", config, rate_per_s=rate, again=True)
-                replay = stack.enter_context(started)
+                job, place = replayed.job(), folder / "replay"
+                replay = stack.enter_context(
+                    start_shadow(job, place, config, rate_per_s=rate, again=True)
+                )
                 replay.wait_event(REACHED, READY_S)
             return self._under_load(rig, worker, reader, replay)
 

@@ -78,38 +78,42 @@ class ReplayedLog:
             read_from_ms=0,
             compare_from_ms=0,
             inputs=(self.sides["turns"], self.sides["feedback"]),
+            output=f"{self.sides['turns']}-made",
             archive=archive,
         )
 
-    def start(
-        self,
-        folder: Path,
-        config: Path,
-        *,
-        rate_per_s: float | None = None,
-        again: bool = False,
-        archive: str = "",
-    ) -> Subject:
-        """Start a process that replays it.
 
-        Args:
-            folder: For its files; made.
-            config: Its settings.
-            rate_per_s: At most so many records a second.
-            again: Whether it begins anew whenever it is through, until it is ended.
-            archive: The address of an archive to read instead.
-        """
-        folder.mkdir(parents=True)
-        job = ShadowJob(
-            config=str(config),
-            folder=str(folder),
-            job=self.job(archive),
-            rate_per_s=rate_per_s,
-            again=again,
-        )
-        path = folder / "job.json"
-        path.write_bytes(msgspec.json.encode(job))
-        return Subject("processors.bench.subjects.shadow", [str(path)], folder)
+def start_shadow(
+    job: Job,
+    folder: Path,
+    config: Path,
+    *,
+    rate_per_s: float | None = None,
+    again: bool = False,
+    keep: bool = False,
+) -> Subject:
+    """Start a process that replays.
+
+    Args:
+        job: What.
+        folder: For its files; made.
+        config: Its settings.
+        rate_per_s: At most so many records a second.
+        again: Whether it begins anew whenever it is through, until it is ended.
+        keep: Whether what came of it stays in ``folder / "pass-0"``.
+    """
+    folder.mkdir(parents=True)
+    told = ShadowJob(
+        config=str(config),
+        folder=str(folder),
+        job=job,
+        rate_per_s=rate_per_s,
+        again=again,
+        keep=keep,
+    )
+    path = folder / "job.json"
+    path.write_bytes(msgspec.json.encode(told))
+    return Subject("processors.bench.subjects.shadow", [str(path)], folder)
 
 
 def _ranges(log: list[LogRecord], sides: Mapping[Side, str]) -> tuple[Range, ...]:
@@ -119,4 +123,4 @@ def _ranges(log: list[LogRecord], sides: Mapping[Side, str]) -> tuple[Range, ...
     return tuple(Range(sides[side], partition, 0, end) for (side, partition), end in ends.items())
 
 
-__all__ = ["ReplayedLog"]
+__all__ = ["ReplayedLog", "start_shadow"]

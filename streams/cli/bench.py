@@ -17,6 +17,9 @@ BENCHES: dict[str, Entry] = {
     "align-state": Entry(
         "processors.bench.cli_state", "What the aligner's state takes, and a restart with it."
     ),
+    "replay": Entry(
+        "processors.bench.cli_replay", "How long a part of the log takes to be replayed."
+    ),
     "reward": Entry(
         "processors.bench.cli_reward", "Whether the reward keeps up, and how long it takes."
     ),

@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
-from processors.bench import align, align_state, closing_delay
+from processors.bench import align, align_state, closing_delay, replay
 from processors.bench.align import AlignPlan
 from processors.bench.align_state import StatePlan
 from processors.bench.closing_delay import DelayPlan
 from processors.bench.plain import expected_outputs
 from processors.bench.process import BenchError
+from processors.bench.replay import ReplayPlan
 from streams.settings import KafkaSettings, Settings
 
 pytestmark = pytest.mark.broker
@@ -100,6 +101,23 @@ def test_delays_beside_a_replay_at_a_rate(kafka_bootstrap: str, tmp_path: Path) 
     assert all(found["segments"][0] > 5 for found in report.subjects.values())
     assert report.ratios["beside_replay/alone"].median > 0
     assert len(report.goals) == 2
+
+
+def test_a_replay_of_topics_archive_and_rewards_is_measured(
+    kafka_bootstrap: str, tmp_path: Path
+) -> None:
+    plan = ReplayPlan(turns=500, repetitions=1, partitions=2)
+    report = replay.run(settings(kafka_bootstrap, tmp_path), plan, lambda _: None)
+    assert tuple(report.subjects) == replay.SUBJECTS
+    topics, archive = report.subjects["topics"], report.subjects["archive"]
+    assert topics["outputs"] == archive["outputs"]
+    # Each segment and each revision is scored once.
+    assert report.subjects["reward"]["outputs"] == topics["outputs"]
+    for found in report.subjects.values():
+        assert found["cpu_s"][0] > 0
+        minutes = 10_000_000 / found["turns_per_s"][0] / 60
+        assert found["minutes_for_10m_turns"][0] == pytest.approx(minutes)
+    assert [goal.at_most for goal in report.goals] == [True, True]
 
 
 def test_the_state_is_measured_and_a_killed_worker_goes_on(

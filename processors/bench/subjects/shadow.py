@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import shutil
 import sys
 import time
@@ -30,6 +31,7 @@ class ShadowJob:
         job: The replay.
         rate_per_s: At most so many records a second.
         again: Whether it begins anew whenever it is through.
+        keep: Whether what came of it stays in the folder; not if it begins anew.
     """
 
     config: str
@@ -37,6 +39,7 @@ class ShadowJob:
     job: Job
     rate_per_s: float | None
     again: bool
+    keep: bool = False
 
 
 def main(job: ShadowJob) -> int:
@@ -57,12 +60,20 @@ def main(job: ShadowJob) -> int:
 
         run(folder, show, rate_per_s=job.rate_per_s)
         before += sum(one.records for one in reached.values())
-        shutil.rmtree(folder)
         if not job.again:
             outputs = sum(one.outputs for one in reached.values())
-            _say(DONE, records=before, outputs=outputs)
+            _say(DONE, records=before, outputs=outputs, cpu_s=_cpu_s())
+        if not job.keep:
+            shutil.rmtree(folder)
+        if not job.again:
             return 0
     return 1
+
+
+def _cpu_s() -> float:
+    """What it and its processes, which have ended, used, user and system."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used)
 
 
 def _say(event: str, **facts: object) -> None:

@@ -1,0 +1,39 @@
+"""``clawstream bench replay``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from streams.cli.common import settings_of, terminable
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def replay(
+    ctx: typer.Context,
+    turns: int = typer.Option(200_000, "--turns", min=100, help="In the log, about."),
+    repetitions: int = typer.Option(3, "--repetitions", min=1, help="How often each is measured."),
+    partitions: int = typer.Option(2, "--partitions", min=1, help="Of each topic."),
+    json_file: Path | None = typer.Option(None, "--json", help="Also write the report, as JSON."),
+) -> None:
+    """Measure how long a shadow replay takes, from topics and from an archive, and of rewards.
+
+    What 10 million turns would take is extrapolated. Needs an otherwise idle machine.
+    """
+    from rich.console import Console
+
+    from processors.bench.replay import ReplayPlan, run
+    from streams.bench.screen import require_writable, show, write_json
+
+    settings = settings_of(ctx)
+    require_writable(json_file)
+    plan = ReplayPlan(turns=turns, repetitions=repetitions, partitions=partitions)
+    console = Console()
+    with terminable():
+        report = run(settings, plan, lambda text: console.print(text, highlight=False))
+    show(report, console)
+    if json_file is not None:
+        write_json(report, json_file)
