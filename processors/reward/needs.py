@@ -13,6 +13,9 @@ from collections.abc import Iterable, Sequence
 from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
+MAX_WORDS = 12
+"""Of what else a match must have, lists of more words are not worth looking through."""
+
 MIN_CHARS = 2
 """Shorter words stand in nearly every text; one Chinese character is a word."""
 
@@ -25,8 +28,20 @@ def needed(pattern: str) -> tuple[str, ...]:
     return tuple(sorted(words)) if words is not None else ()
 
 
+def needed_besides(pattern: str) -> tuple[tuple[str, ...], ...]:
+    """Further lists of words: of each every match of ``pattern`` has at least one, too."""
+    best = frozenset(needed(pattern))
+    lists = {words for words in _all_of_sequence(_parser.parse(pattern)) if words != best}
+    return tuple(sorted((tuple(sorted(w)) for w in lists if len(w) <= MAX_WORDS), key=len))
+
+
 def _of_sequence(items: Iterable[Any]) -> Words | None:
-    """The best of what any item requires: runs of letters, or what stands in a group."""
+    """The best of what any item requires."""
+    return max(_all_of_sequence(items), key=_worth, default=None)
+
+
+def _all_of_sequence(items: Iterable[Any]) -> list[Words]:
+    """What each of the items requires: runs of letters, or what stands in a group."""
     found: list[Words] = []
     run = ""
     for operation, argument in items:
@@ -39,7 +54,7 @@ def _of_sequence(items: Iterable[Any]) -> Words | None:
         if words is not None:
             found.append(words)
     _keep(found, run)
-    return max(found, key=_worth, default=None)
+    return found
 
 
 def _keep(found: list[Words], run: str) -> None:
@@ -75,4 +90,4 @@ def _of_branches(branches: Sequence[Any]) -> Words | None:
     return frozenset().union(*(part for part in parts if part is not None))
 
 
-__all__ = ["needed"]
+__all__ = ["needed", "needed_besides"]

@@ -25,7 +25,7 @@ from itertools import chain
 from msgspec import Struct
 from rapidfuzz import fuzz
 
-from processors.reward.needs import needed
+from processors.reward.needs import needed, needed_besides
 from processors.reward.rules import (
     QUOTED,
     RULE_SETS,
@@ -60,6 +60,7 @@ class _Compiled:
         script: What a text must have for any rule to match.
         masks: All masks as one.
         patterns: The patterns, in order.
+        besides: Lists of words for each of them: of each list a text must have one to match.
         always: Numbers of those that have to be tried on every text.
     """
 
@@ -67,6 +68,7 @@ class _Compiled:
     script: re.Pattern[str]
     masks: re.Pattern[str]
     patterns: tuple[re.Pattern[str], ...]
+    besides: tuple[tuple[tuple[str, ...], ...], ...]
     always: tuple[int, ...]
 
 
@@ -80,6 +82,7 @@ def _compile(rules: RuleSet) -> _Compiled:
         _SCRIPTS[rules.language],
         re.compile("|".join(f"(?:{mask})" for mask in (QUOTED, *rules.masks))),
         tuple(re.compile(pattern) for pattern in rules.patterns),
+        tuple(map(needed_besides, rules.patterns)),
         tuple(n for n, pattern in enumerate(rules.patterns) if not needed(pattern)),
     )
 
@@ -219,13 +222,26 @@ def _first(rules: _Compiled, text: str, places: Iterable[int]) -> re.Match[str] 
 
     Most texts match nothing: they are not even masked unless a pattern matches as they are.
     """
-    tried = (rules.patterns[place] for place in sorted(places))
-    patterns = [pattern for pattern in tried if pattern.search(text) is not None]
+    patterns = [
+        rules.patterns[place]
+        for place in sorted(places)
+        if _may_match(text, rules.besides[place]) and rules.patterns[place].search(text) is not None
+    ]
     if not patterns:
         return None
     masked = rules.masks.sub(" ~ ", text)
     hits = (pattern.search(masked) for pattern in patterns)
     return min((hit for hit in hits if hit is not None), key=lambda hit: hit.start(), default=None)
+
+
+def _may_match(text: str, besides: Iterable[Iterable[str]]) -> bool:
+    for words in besides:
+        for word in words:
+            if word in text:
+                break
+        else:
+            return False
+    return True
 
 
 def _quote(words: str) -> str:

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from processors.reward import formulas
 from processors.reward.codec import decode_entry, decode_key, encode_entry, encode_key
-from processors.reward.formulas import score_segment
+from processors.reward.formulas import contexts, score_segment, score_step
 from processors.reward.machine import (
     Effect,
     RewardState,
@@ -22,6 +23,7 @@ from processors.reward.machine import (
     step,
     take_changes,
 )
+from processors.reward.plugins import NO_PLUGINS
 from streams.contracts import (
     AttributedBy,
     BranchReply,
@@ -412,3 +414,17 @@ def test_a_final_history_holds_the_newest_revision_of_each_segment_only(plans: l
         for opinion in user.history.opinions
     }
     assert held == expected
+
+
+@settings(max_examples=200)
+@given(steps=st.lists(any_step, min_size=1, max_size=3), weights=any_settings)
+def test_steps_of_which_nothing_was_said_are_scored_as_others_are(
+    steps: list[Step], weights: RewardSettings
+) -> None:
+    quiet = [replace(s, feedback=(), turn_id=f"a{n}") for n, s in enumerate(steps)]
+    for item in (make_segment(quiet), make_segment(steps)):
+        for one, context in zip(item.steps, contexts(item, weights, {}, {}), strict=True):
+            expected = formulas._score(one, context, weights, NO_PLUGINS)
+            assert score_step(one, context, weights) == expected
+            again = replace(one, turn_id="another")
+            assert score_step(again, context, weights) == replace(expected, turn_id="another")

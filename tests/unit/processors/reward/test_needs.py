@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from processors.reward.needs import needed
+from processors.reward import signals
+from processors.reward.needs import needed, needed_besides
 from processors.reward.rules import RULE_SETS
 from processors.reward.signals import normalise
 from tests.unit.processors.reward.labelled import load
@@ -39,14 +40,24 @@ def test_no_rule_matches_a_text_without_a_word_it_needs() -> None:
     texts = [case.text for case in load()] + [text for text, _ in (*ENGLISH, *CHINESE)]
     plain = [normalise(text) for text in texts]
     matches = 0
-    for rules in RULE_SETS:
-        for pattern in rules.patterns:
-            words = needed(pattern)
+    for number, rules in enumerate(RULE_SETS):
+        for place, pattern in enumerate(rules.patterns):
+            lists = [words for words in (needed(pattern), *needed_besides(pattern)) if words]
             for text in plain:
                 if re.search(pattern, text):
                     matches += 1
-                    assert not words or any(word in text for word in words), (pattern, text)
+                    for words in lists:
+                        assert any(word in text for word in words), (pattern, text)
+                    assert place in signals._possible(text)[number], (pattern, text)
     assert matches > 500
+
+
+def test_further_words_that_a_match_must_have() -> None:
+    assert needed_besides(r"\bi (?:asked|wanted)[^.]*, but\b") == (
+        ("i ",),
+        ("asked", "wanted"),
+    )
+    assert needed_besides(r"(?:maybe )?never(?= mind)") == ()
 
 
 def test_hardly_any_rule_has_to_be_tried_on_every_text() -> None:
