@@ -287,11 +287,11 @@ class _Counting(ProcessorMetrics):
 
     def __init__(self, processor: str) -> None:
         super().__init__(processor)
-        self._counted: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
+        self._amounts: Counter[tuple[str, tuple[tuple[str, str], ...]]] = Counter()
 
     def add(self, metric: Metric, amount: float = 1, **labels: str) -> None:
         """See ``ProcessorMetrics``."""
-        self._counted[metric.name, tuple(labels.items())] += amount  # type: ignore[assignment]
+        self._amounts[metric.name, tuple(labels.items())] += amount  # type: ignore[assignment]
 
     def set(self, metric: Metric, value: float, **labels: str) -> None:
         """Refuse: gauges are the worker's.
@@ -307,7 +307,7 @@ class _Counting(ProcessorMetrics):
 
     def take(self) -> list[tuple[str, dict[str, str], float]]:
         """What was counted since the last call."""
-        counted, self._counted = self._counted, Counter()
+        counted, self._amounts = self._amounts, Counter()
         return [(name, dict(labels), amount) for (name, labels), amount in counted.items()]
 
 
