@@ -3,8 +3,8 @@
 A finished log of dialogue is in its topics, and in an archive made of them. Each subject is a
 process that replays all of it as ``clawstream replay --execute`` does, as many partitions at a time
 as there are processors; only the comparison with live outputs is left out. ``seconds`` counts from
-the first line of the replay, the start of its processes included. What 10 million turns would take
-is extrapolated from that.
+when the first of its processes can begin to read, ``start_s`` is the time before that. What 10
+million turns would take is extrapolated from ``seconds``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from processors.bench.cluster import (
 )
 from processors.bench.process import BenchError, Subject
 from processors.bench.replayed import ReplayedLog, start_shadow
-from processors.bench.subjects.shadow import BEGUN, DONE
+from processors.bench.subjects.shadow import BEGUN, DONE, REACHED
 from processors.replay.shadow import Job, store_path
 from processors.replay.store import Made, PartitionStore
 from streams.archive.store import LocalStore
@@ -98,13 +98,15 @@ class _Bench:
         done = process.wait_event(DONE, LIMIT_S)
         if not done["outputs"]:
             raise process.failure("made no output")
-        seconds = (done["at_ms"] - process.wait_event(BEGUN, LIMIT_S)["at_ms"]) / 1000
+        begun, ready = (process.wait_event(name, LIMIT_S)["at_ms"] for name in (BEGUN, REACHED))
+        seconds = (done["at_ms"] - ready) / 1000
         turns_per_s = self.log.turns / seconds
         return {
             "turns_per_s": turns_per_s,
             "records_per_s": done["records"] / seconds,
             "outputs": done["outputs"],
             "seconds": seconds,
+            "start_s": (ready - begun) / 1000,
             "cpu_s": done["cpu_s"],
             MINUTES: MANY_TURNS / turns_per_s / 60,
         }

@@ -8,6 +8,7 @@ records) is counted and dropped; the log has those records already, where the li
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -29,6 +30,7 @@ from processors.replay.archived import ArchivedLog, ArchiveReader, cluster_of, o
 from processors.replay.stages import Stage, build_stage
 from processors.replay.store import PartitionStore
 from processors.reward.agent import RewardTopics
+from processors.runtime.apart import GC_THRESHOLDS
 from processors.runtime.connection import bootstrap_servers
 from processors.runtime.readback import PASSING, record_of
 from processors.runtime.records import Outcome, PartitionProcessor, RawRecord, Record
@@ -259,6 +261,8 @@ def _child(
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if rate_per_s is not None:
         os.nice(_NICENESS)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
     failure = None
     try:
         replay_partition(Path(folder), partition, news.put, rate_per_s=rate_per_s)
@@ -415,6 +419,7 @@ class _Pass:
         self._counts = Counter(store.counts())
 
     def run(self, reader: Reader, sessions: frozenset[bytes]) -> None:
+        self._tell()
         for batch in reader.batches():
             for topic, records in batch.items():
                 self._processor.feed(topic, _only(records, sessions))
@@ -440,6 +445,9 @@ class _Pass:
         self._counts["records"] += outcome.records
         self._counts["outputs"] += len(made)
         self._store.save(outcome, made, self._counts, done=done)
+        self._tell()
+
+    def _tell(self) -> None:
         counts = self._counts
         self._on_progress(Progress(self._partition, counts["records"], counts["outputs"]))
 
