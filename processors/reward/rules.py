@@ -61,6 +61,23 @@ _OWN_EN = (
 _OWN_ZH = r"我(?:们|家)?的?(?:代码|程序|电脑|手机|老板|朋友|同事|老师|孩子|文件|网站|作业)[^。!?;]*"
 _DOUBT_EN = r"\b(?:if|whether|unless|in case|why|when|how|until|once)"
 
+_MADE_EN = (
+    r"(?:recipe|list|answer|plan|table|code|text|version|summary|translation|email|letter|draft"
+    r"|example|reply|schedule|report|query|script|function|document|itinerary|invoice|message)"
+)
+_GONE_EN = (
+    r"(?:removed|replaced|renamed|repealed|discontinued|deprecated|closed|cancell?ed|retired"
+    r"|dropped"
+    r"|shut down|superseded|abolished|demolished|moved)"
+)
+_FAILS_EN = (
+    r"(?:\w*error|\w*exception|traceback|fails?|failed|crash(?:es|ed)?|nothing|denied|undefined"
+    r"|not found|hangs?|freezes?)"
+)
+
+_NOT_ASKED_ZH = r"(?!.*(?:吗|呢|哪|怎么|什么|如何|多少|\?|好还是))"
+"""No question follows in the turn."""
+
 CORRECTION_EN = RuleSet(
     Signal.CORRECTION,
     "en",
@@ -73,7 +90,10 @@ CORRECTION_EN = RuleSet(
         r"^no[,.! ]+(?:it|that|this)" + _IS + r" (?:not necessary|up to you|just)\b",
         r"\bno (?:problem|worries|need|thanks|thank you|rush|doubt|issues?|idea|matter|offence)\b",
         _IT + _IS + r" (?:fine|ok|okay|good|all|enough|great|perfect|everything|alright)\b",
-        _DOUBT_EN + r"(?: \w+){0,3} (?:that|this|it|you|answer|code)\b[^,.!?;]*",
+        _DOUBT_EN
+        + r"(?! i (?:run|try|execute|compile|open|paste|start|call|import|use|follow|click"
+        r"|press)\b)"
+        r"(?: \w+){0,3} (?:that|this|it|you|answer|code)\b[^,.!?;]*",
         r"(?:\bnot|n'?t|\bnothing|\bnever)(?:'?s| is| was)?(?: \w+)? wrong\b",
         r"\bwrong (?:to|with|that)\b",
         r"\b(?:what|something|anything|everything|who)(?:'?s| is| was| went| goes)? wrong\b",
@@ -198,6 +218,41 @@ CORRECTION_EN = RuleSet(
         r"\bwrong again\b|\b(?:bad|terrible|useless|wrong) answer\b",
         _IT + r"(?:" + _IS + r" (?:not helpful|unhelpful|useless)| makes no sense)\b",
         r"\byou (?:didn'?t|did not|still haven'?t) answer",
+        r"\b(?:when|if|after|as soon as|once|every time) i (?:run|try|execute|compile|open|paste"
+        r"|start"
+        r"|call|import|use|follow|click|press) (?:it|that|this|your|the)\b[^?]*\b"
+        + _FAILS_EN
+        + r"\b[^?]*$",
+        r"\b(?:i (?:now |still |just )?(?:get|got)|(?:it|this|that|which) (?:now |still "
+        r"|just )?(?:gives?"
+        r"(?: me)?|throws?|raises?|fails? with|dies with|ends (?:in|with))) (?:an? |the )?(?:\w+ )?"
+        r"\w*(?:error|exception)\b[^?]*$",
+        r"[^.!?;]{3,}, (?:but |and |yet )?you(?:'?ve| have)? (?:wrote|put|typed|spelled|called"
+        r"|listed"
+        r"|answered|assumed|used|gave(?: me)?|counted|added|translated)\b[^?]*$",
+        r"\byou(?:'?re| are) (?:describing|talking about|thinking of|quoting|assuming|answering"
+        r"|referring to|looking at|still (?:using|talking|writing|giving))\b[^?]*$",
+        r"\b(?:that|this|it|those|these|they|which|the \w+)(?: \w+){0,2} (?:was|were|has been"
+        r"|have been"
+        r"|got|(?:have|has)) (?:\w+ )?" + _GONE_EN + r"\b[^?]*$",
+        r"\b(?:these|those|they|that|this|it)(?:'?s|'?re| is| are| was| were)(?: all| only| just)?"
+        r" (?:for|in|from|about|on|at)\b[^.!?;]{1,40}(?:,| and| but) (?:and |but |while )?(?:i|we"
+        r"|my"
+        r"|mine|ours?|i'?m|we'?re)\b[^?]*$",
+        r"\b(?:i|we)(?:'m|'re|'ve| am| are| have| use| live| need| run| speak| own| work"
+        r"| asked| want(?:ed)?)\b[^.!?;]{1,40}(?:,|;| but| and) (?:but |and |so )?(?:these|those"
+        r"|that|this"
+        r"|it|your|yours|the)\b(?: \w+)?(?:'?s|'?re| is| are| was| were| assumes?| only| needs?"
+        r"| requires?) (?!why|great|good|fine|perfect|how|all|ok)[^?]*$",
+        r"\bthere(?:'?s| is| are| was| were)(?: still| no)? [^.!?;]{1,30} in (?:that|this|your"
+        r"|the) " + _MADE_EN + r"\b[^?]*$",
+        r"^(?:hm+,? |wait,? |but |really\? ?|huh,? "
+        r"|oh,? )?i (?:always )?thought (?:\w+ ){1,3}(?:was|were|is"
+        r"|had|did|could|would|should)\b(?! (?:\w+ )?(?:great|good|helpful|nice|fine|funny|perfect"
+        r"|interesting|brilliant|clear))",
+        r"\b(?:divided by|times|plus|minus|multiplied by|squared)\b[^?]*\b(?:is|gives|equals"
+        r"|makes)\b"
+        r"[^?]*$",
         r"^👎+$",
     ),
 )
@@ -207,6 +262,9 @@ CORRECTION_ZH = RuleSet(
     "zh",
     masks=(
         r"我的(?!问题|意思|要求|需求|话|注释)[^,。!?;]*",
+        r"(?:他|她|他们|老板|同事|别人|有人|大家|医生|老师)[^,。!?;]{0,4}(?:说|觉得|认为)[^,。!?;]*",
+        r"^不是我(?!要|问|说|想|指|需)[^,。!?;]*,(?:而)?是[^,。!?;]*",
+        r"(?:以前|过去|原来|从前|小时候)我[^。!?;]*",
         r"(?:现在|今天|明天|这会儿?|暂时|周末|晚上|上午|下午)不行",
         _QUESTION_ZH,
         _OWN_ZH,
@@ -271,6 +329,22 @@ CORRECTION_ZH = RuleSet(
         r"不行(?=[,。!;]|$)",
         r"(?:不|没有?)(?:符合|满足)我?的?(?:要求|需求|需要)",
         r"你(?:误会|误解|弄反|搞反|漏|忘)了",
+        r"你[^,。!?;]{1,5}的(?:是|都是|却是)[^,。!?;]{1,14},(?:但|可|而|可是)?(?:是)?我(?:要|问|说|想|指"
+        r"|需要)",
+        r"(?:早就|早已|已经|去年就?|前年就?|上个?月就?|今年就?|前几年就?)[^,。!?;]{0,6}(?:搬走|搬家|关门|关闭"
+        r"|倒闭|停产|停用|停售|取消|下架|改名|废除|去世|离职|换人|卸任|涨价|合并|退役)"
+        + _NOT_ASKED_ZH,
+        r"(?:新版|新版本|最新版|版本)(?:里|中|以后|之后)?[^,。!?;]{0,4}(?:改名|移除|移走|删除|删掉|去掉|弃用"
+        r"|废弃|不支持|取消)" + _NOT_ASKED_ZH,
+        r"(?:^|[^我们])(?:写|说|算|看|译|打|弄|搞|念|认|标)成了?[^,。!?;]{1,10}了(?=[,。!;]|$)"
+        + _NOT_ASKED_ZH,
+        r"明明(?:有|是|在|没|写|就|不|只)" + _NOT_ASKED_ZH,
+        r"(?:执行|运行|试|点|打开|安装|按|装|跑)[^。!?]{0,8}(?:提示|显示|报|出现|弹出|说)[^。!?]{0,10}"
+        r"(?:错误|失败|不足|找不到|不存在|拒绝|异常|无法|error)" + _NOT_ASKED_ZH,
+        r"(?:这些?|你(?:说|给|写|列)的?)[^,。!?;]{0,10}(?:找不到|没找到|不存在|打不开|用不了)"
+        + _NOT_ASKED_ZH,
+        r"(?:那时|那会儿|当时|那年)(?!我)[^,。!?;]{0,6}(?:还没|没有|还不|已经|早就)"
+        + _NOT_ASKED_ZH,
         r"^👎+$",
     ),
 )
@@ -294,6 +368,8 @@ CONFIRMATION_EN = RuleSet(
         r"(?: \w+){0,2} (?:that|this|it|everything|you)\b[^,.!?;]*",
         r"(?:^|[.,!?;] ?)(?:does|did|is|was|has|can|could|will|would)(?: \w+){0,2}"
         r" (?:that|this|it|everything)\b[^,.!?;]*",
+        r"\b(?:before|say|says|saying|tell(?:ing)? (?:me|us)|claim(?:ing)?|pretend)(?: that)?"
+        r" (?:that|this|it|everything|all)\b[^,.!?;]*",
         r"\bworks (?:by|as|like(?! a charm)|in|on|when|at|under)\b",
         r"\b(?:works|correct|right|perfect|makes sense)\s*\?",
         r"\bmakes sense to\b|\buseful (?:for|to|when|in)\b|\bhelpful (?:for|to|if)\b",
@@ -529,6 +605,43 @@ DIRECTIVE_EN = RuleSet(
         r"\byou should(?:'?ve| have)? (?:\w+ )?(?:used?|be|been|answer(?:ed)?|check(?:ed)?"
         r"|ask(?:ed)?|mention(?:ed)?|include[d]?|start(?:ed)?)\b",
         _CLAUSE + r"be (?:more|less|brief|concise|polite|formal|honest|specific)\b",
+        r"(?:"
+        + _CLAUSE
+        + r"|\b(?:could|can|would|will) you (?:please |also )?)(?:put|show|present|lay out"
+        r"|list|give|arrange|format|display|sort|group|order|split|break|return"
+        r"|write)(?: me)? (?:the|all"
+        r"|them|it|these|those|this|that|your|everything|each|every)\b[^.!?;]{0,40}\b(?:in|as"
+        r"|into|by)"
+        r" (?:an? |the )?(?:\w+ )?(?:tables?|lists?|bullets?|bullet points|columns?|rows?|csv|json"
+        r"|markdown|order|sections?|paragraphs?|steps?|date|name|price|size|size order"
+        r"|categor(?:y|ies))\b",
+        _CLAUSE
+        + r"(?:also |always )?(?:cite|quote|reference|number|label|date|justify|back up|underline"
+        r"|highlight|bold) (?:the|your|each|every|all|any|it|them|which)\b[^?]*$",
+        r"\b(?:\d+|one|two|three|four|five|six|ten|twenty|fifty|a few"
+        r"|a couple of) (?:short )?(?:words?"
+        r"|sentences?|lines?|paragraphs?|bullets?|bullet points?|points?|items?|characters"
+        r"|examples?)"
+        r" (?:max(?:imum)?|at most|or (?:less|fewer)|tops|only|please|is enough|will do)\b",
+        _CLAUSE
+        + r"(?:keep (?:it|this|that|them) )?(?:under|within|below|at most|no more than|max(?:imum)?"
+        r"|up to) (?:\d+|one|two|three|five|ten) (?:words?|sentences?|lines?|characters"
+        r"|paragraphs?)\b",
+        _CLAUSE
+        + r"(?:run|check|test|verify|read|search|look|ask|confirm|try|compile)\b[^.!?;]{1,50}"
+        r"\bbefore (?:you\b|answering|replying|writing|claiming|suggesting|telling|changing"
+        r"|giving)[^?]*$",
+        _CLAUSE
+        + r"(?:search|check|look|ask|try|query|read|consult)\b[^.!?;]{1,40}\bfirst\b[^?]*\b(?:then"
+        r"|before|and|only)\b[^?]*$",
+        r"\bi(?:'?d like| want| need| would like)\b[^.!?;]{1,50}\b(?:throughout|every time"
+        r"|each time"
+        r"|in (?:all|every|your) \w+|from you|everywhere)\b[^?]*$",
+        r"(?:^|[.;!] ?|\bplease |\bpls |, (?:but |and )?)(?:do not|don'?t) (?!worry|mind"
+        r"|mention it|know"
+        r"|think|get|have|need|like|want|understand|see|remember|care|believe|bother|ask|tease"
+        r"|sweat"
+        r"|you|we|they|i\b|even|really|expect|trust|feel|agree)\w+ (?!\?)[^?]*$",
         r"\bi(?:'?d| would)? (?:prefer|rather have)\b",
     ),
 )
@@ -541,6 +654,10 @@ DIRECTIVE_ZH = RuleSet(
         r"|客气|急|担心|管|着急)|不要(?:紧|急|担心|钱)|不必(?:了|客气)",
         _QUESTION_ZH,
         r"请问|请用餐|先生|先进|先后|先前|优先|首先",
+        r"先(?:去|到|坐|吃|走|飞|买|上|下|学|看)[^,。!?;]{1,12}(?:再|然后|后)(?:去|到|坐|吃|走|飞|买|上|下|学|看)"
+        r"[^,。!?;]*",
+        r"(?:以前|过去|原来|从前|小时候)我[^。!?;]*",
+        r"(?:写|说|算|看|译|打|弄|搞|念|认|标)成[^,。!?;]{1,10}了(?=[,。!;]|$)",
         r"要不要[^,。!?;]*",
         r"(?:怎么|如何|怎样|能否|能不能|可不可以|可以|是否|我想|我)(?:\w{0,4})"
         r"(?:用|改用|换成|改成|改为|换用)[^,。!?;]*",
@@ -589,6 +706,21 @@ DIRECTIVE_ZH = RuleSet(
         r"应该(?:用|改|先|直接|使用)",
         r"(?:简短|简洁|简单|正式|口语化|礼貌|通俗|短|长)(?:一点|一些|点)",
         r"(?:控制在|不要?超过)[\d一二三四五六七八九十百千]+",
+        r"(?:里|中|上|^|[,。!;])(?:请|都|千万|最好)?(?:别|不要|不能|不许|不准)再?(?:出现|带|含|放|夹杂|混|留)"
+        r"(?!走|来|孩子|我)" + _NOT_ASKED_ZH,
+        r"(?:每|各)(?:一)?(?:条|个|项|段|步|句|行|点|章|处|题|节)[^,。!?;]{0,8}(?:附|加|标|写|注明|列|配|给|举)"
+        r"(?!了|吗|得)" + _NOT_ASKED_ZH + r"[^,。!?;]*$",
+        r"先[^,。!?;]{1,12},[^,。!?;]{0,12}(?:再|之后|然后|才)(?:写|做|改|动|发|说|给|开始|继续|回答)(?![^。!]*[吗?])",
+        r"保留[\d一二两三四五六]+位|(?:精确|四舍五入)到",
+        r"(?:^|[,。!;])(?:请|你|麻烦|记得)*先?(?:查|搜|看|读|问|算|核对|检查|确认|跑|对照|翻)(?:一下|一遍|过|完"
+        r"|好|清楚)?[^,。!?;]{0,10}[,]?(?:再|之后再?|以后再|后再?|才)(?:回答|回复|写|说|改|答|给|下结论|动手|告诉)",
+        r"(?:^|[,。!;])(?:以后|今后|下次)?(?:请)?(?:就)?称呼我",
+        r"[\d一二两三四五六七八九十百]+(?:个字|字|句话?|行|段话?|条)(?:以内|之内|以下|就够|就行|就好|为限)",
+        r"(?:变量名?|函数名|注释|标题|名字|单位|日期|时间|金额|数字|人名|地名|术语|结论|重点|称呼|语言|格式)"
+        r"[^,。!?;我]{0,4}(?:都|一律|统一|全部?|请)?(?:用|写成|标成|加粗|换成|改成|放在?)(?!了|过|得)"
+        + _NOT_ASKED_ZH
+        + r"[^,。!?;]*$",
+        r"(?:^|[,。!;])(?:请|以后)?(?:不要|别)(?:一上来|动不动|总是?|老是?|每次|开头|一开头)[^,。!?;]{0,6}",
     ),
 )
 

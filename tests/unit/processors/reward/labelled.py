@@ -16,6 +16,8 @@ from processors.reward.signals import Signal, find, repeats, tool_error
 from streams.settings import RewardSettings
 
 FILE = Path(__file__).with_name("labelled.tsv")
+LATER = FILE.with_name("later.tsv")
+LAST = FILE.with_name("last.tsv")
 LINE_BREAK = "⏎"
 REPORTED = (
     Signal.REPETITION,
@@ -60,9 +62,9 @@ class Score:
         return self.right / max(1, self.right + self.missed)
 
 
-def load() -> list[Case]:
-    """All cases, in the file's order."""
-    lines = FILE.read_text(encoding="utf-8").splitlines()
+def load(file: Path = FILE) -> list[Case]:
+    """All cases of a file, in its order."""
+    lines = file.read_text(encoding="utf-8").splitlines()
     return [_case(line) for line in lines if line and not line.startswith("#")]
 
 
@@ -121,6 +123,9 @@ def main() -> None:
         for case in half if wanted == name else ():
             if found(case) != case.signals:
                 print(f"{sorted(case.signals)} found {sorted(found(case))}: {case.text!r}")
+    for file in (LATER, LAST):
+        cases = load(file)
+        print(f"{file.stem}: {len(cases)} cases\n\n{table(cases)}")
 
 
 if __name__ == "__main__":

@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.unit.processors.reward.labelled import REPORTED, load, scores, table
+from processors.reward.signals import Signal
+from tests.unit.processors.reward.labelled import (
+    LAST,
+    LATER,
+    REPORTED,
+    found,
+    load,
+    scores,
+    table,
+)
 
 CASES = load()
 MIN_PRECISION = 0.9
@@ -35,3 +44,14 @@ def test_precision_and_recall_of_each_signal(
     record_property("table", table(half))
     low = [s for s in scores(half) if s.precision < MIN_PRECISION or s.recall < MIN_RECALL]
     assert not low, table(half)
+
+
+def test_cases_written_later_are_missed_rather_than_misread() -> None:
+    cases = load(LATER) + load(LAST)
+    assert len(cases) == 100
+    assert not {case.text for case in cases} & {case.text for case in CASES}
+    of_interest = {s.signal: s for s in scores(cases)}
+    for signal in (Signal.CORRECTION, Signal.DIRECTIVE):
+        assert of_interest[signal].precision >= MIN_PRECISION, table(cases)
+    quiet = [case for case in cases if not case.signals]
+    assert sum(bool(found(case)) for case in quiet) <= len(quiet) / 20
