@@ -128,13 +128,25 @@ Reply = tuple[str, str, tuple[str, ...]]
 
 
 class Templates(Struct, frozen=True, kw_only=True, gc=False):
-    """The latest replies of a policy: digests of turn, of session, and of the words.
+    """Some of the latest replies of a policy: digests of turn, of session, and of the words.
 
-    The words' digests: of all of them, of the first and of the last ``TEMPLATE_TOKENS``.
+    The words' digests: of all of them, of the first and of the last ``TEMPLATE_TOKENS``. A policy
+    has several of these, so that a new reply does not have all of them written again.
+
+    Args:
+        window: The window of the newest of them.
+        replies: Up to ``TEMPLATES_TOGETHER``, the oldest first.
+        first: The number of the oldest among all that there ever were.
     """
 
     window: int = -1
     replies: tuple[Reply, ...] = ()
+    first: int = 0
+
+    @property
+    def end(self) -> int:
+        """The number of the reply after these."""
+        return self.first + len(self.replies)
 
 
 Entry = RaterCount | SourceCount | PolicyCount | Echo | Words | Templates
@@ -144,10 +156,12 @@ class TemplateIndex:
     """Looks replies up by their words; made of ``Templates``, kept up with them, never written.
 
     Args:
-        replies: What ``Templates`` holds.
+        parts: Where the ``Templates`` of a policy are, the oldest first.
+        replies: What they hold.
     """
 
-    def __init__(self, replies: Sequence[Reply]) -> None:
+    def __init__(self, parts: list[CrowdKey], replies: Sequence[Reply]) -> None:
+        self.parts = parts
         self.replies: tuple[Reply, ...] = ()
         self.turns: set[str] = set()
         self._sessions: dict[tuple[int, str], dict[str, int]] = {}
@@ -194,14 +208,48 @@ class Crowd:
     forgotten: set[CrowdKey] = field(default_factory=set, repr=False)
     _indexes: dict[str, TemplateIndex] = field(default_factory=dict, repr=False, compare=False)
 
-    def index(self, policy: str) -> TemplateIndex:
+    def index(self, policy: str, at_most: int) -> TemplateIndex:
         """Looks up the policy's latest replies."""
-        replies = self.templates(policy).replies
         index = self._indexes.get(policy)
-        # Nearly always it is the very one.
-        if index is None or (index.replies is not replies and index.replies != replies):
-            index = self._indexes[policy] = TemplateIndex(replies)
+        if index is None:
+            kept = [(key, e) for key, e in self._templates() if key.policy == policy]
+            replies = [reply for _, entry in kept for reply in entry.replies]
+            index = TemplateIndex([key for key, _ in kept], replies[-at_most:])
+            self._indexes[policy] = index
         return index
+
+    def _templates(self) -> list[tuple[CrowdKey, Templates]]:
+        found = [(key, e) for key, e in self.entries.items() if isinstance(e, Templates)]
+        return sorted(found, key=lambda pair: (pair[0].policy, pair[1].first))
+
+    def add_templates(
+        self, policy: str, window: int, replies: Sequence[Reply], at_most: int
+    ) -> None:
+        """Remember replies, and forget the oldest beyond ``at_most``."""
+        index = self.index(policy, at_most)
+        index.add(replies, at_most)
+        end = 0
+        for reply in replies:
+            last = self.entries[index.parts[-1]] if index.parts else Templates()
+            assert isinstance(last, Templates)
+            if not index.parts or len(last.replies) >= TEMPLATES_TOGETHER:
+                index.parts.append(CrowdKey(policy, "templates", str(last.end)))
+                last = Templates(first=last.end)
+            entry = replace(last, window=window, replies=(*last.replies, reply))
+            self.put(index.parts[-1], entry)
+            end = entry.end
+        while isinstance(oldest := self.entries[index.parts[0]], Templates):
+            if oldest.end > end - at_most:
+                break
+            self.drop([index.parts.pop(0)])
+
+    def old_templates(self, before: int) -> list[CrowdKey]:
+        """The templates of policies whose newest is of a window before this one."""
+        windows = {key.policy: entry.window for key, entry in self._templates()}
+        gone = {policy for policy, window in windows.items() if window < before}
+        for policy in gone:
+            self._indexes.pop(policy, None)
+        return [key for key, _ in self._templates() if key.policy in gone]
 
     def put(self, key: CrowdKey, entry: Entry) -> None:
         """Remember ``entry``."""
@@ -236,10 +284,6 @@ class Crowd:
     def words(self, policy: str, name: str) -> Words:
         entry = self.entries.get(CrowdKey(policy, "words", name))
         return entry if isinstance(entry, Words) else Words()
-
-    def templates(self, policy: str) -> Templates:
-        entry = self.entries.get(CrowdKey(policy, "templates", ""))
-        return entry if isinstance(entry, Templates) else Templates()
 
 
 class NewRating(Struct, frozen=True, kw_only=True, gc=False):
@@ -528,6 +572,9 @@ def turn(
 
 # --- Templates --------------------------------------------------------------------------------
 
+TEMPLATES_TOGETHER = 32
+"""How many replies are written together."""
+
 TEMPLATE_TOKENS = 12
 TEMPLATE_TOKENS_MIN = 6
 """Replies of fewer words say the same by nature."""
@@ -555,7 +602,7 @@ def repeated(
         By turn id; 0 for replies of fewer than ``TEMPLATE_TOKENS_MIN`` tokens.
     """
     session = _digest_of((session_id,))
-    index = crowd.index(policy)
+    index = crowd.index(policy, settings.diversity_replies)
     counts: dict[str, int] = {}
     added: list[Reply] = []
     for turn_id, tokens in replies.items():
@@ -565,11 +612,8 @@ def repeated(
         if prints and turn not in index.turns:
             added.append((turn, session, prints))
     if added:
-        index.add(added, settings.diversity_replies)
         window = closed_at // settings.crowd_window_ms
-        crowd.put(
-            CrowdKey(policy, "templates", ""), Templates(window=window, replies=index.replies)
-        )
+        crowd.add_templates(policy, window, added, settings.diversity_replies)
     return counts
 
 
@@ -602,9 +646,10 @@ def sweep(crowd: Crowd, clock_ms: int, settings: RewardSettings) -> None:
     gone = [
         key
         for key, entry in crowd.entries.items()
-        if entry.window < (long if key.kind in ("rater", "source", "templates") else brief)
+        if key.kind != "templates"
+        and entry.window < (long if key.kind in ("rater", "source") else brief)
     ]
-    crowd.drop(gone)
+    crowd.drop([*gone, *crowd.old_templates(long)])
 
 
 def _digest(*parts: object) -> str:

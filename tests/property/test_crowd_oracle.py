@@ -173,8 +173,11 @@ def log_of(plans: Sequence[Plan]) -> list[TrajectorySegment]:
     return log
 
 
+logs = st.lists(plan, max_size=40) | st.lists(plan, min_size=15, max_size=40)
+
+
 @settings(max_examples=400)
-@given(plans=st.lists(plan, max_size=40), stops=st.sets(st.integers(0, 39)))
+@given(plans=logs, stops=st.sets(st.integers(0, 39)))
 def test_the_filters_find_what_the_rules_say_restarted_or_not(
     plans: list[Plan], stops: set[int]
 ) -> None:

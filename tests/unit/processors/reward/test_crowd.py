@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from processors.reward.crowd import TEMPLATES_TOGETHER, Templates
 from processors.reward.machine import (
     Effect,
     EmitReview,
     EmitScored,
     Observed,
     RewardState,
+    StateEntry,
+    StateKey,
+    restore,
     step,
     take_changes,
 )
@@ -385,6 +389,43 @@ def test_the_same_session_may_repeat_itself() -> None:
         for n in range(20)
     ]
     assert set(diversity(run(items))) == {None}
+
+
+def test_a_new_reply_does_not_have_all_of_them_written_again() -> None:
+    state = RewardState()
+    different = [
+        f"{chr(97 + n % 26) * 3} {chr(97 + n // 26)} is what you look for" for n in range(200)
+    ]
+    written: dict[StateKey, StateEntry] = {}
+    for item in spam(200, different):
+        run([item], state, diversity_replies=100)
+        changed, forgotten = take_changes(state)
+        parts = [entry for entry in changed.values() if isinstance(entry, Templates)]
+        assert [len(part.replies) <= TEMPLATES_TOGETHER for part in parts] == [True]
+        written = {k: v for k, v in (written | changed).items() if k not in forgotten}
+    held = [entry for entry in written.values() if isinstance(entry, Templates)]
+    assert 100 <= sum(len(part.replies) for part in held) < 100 + TEMPLATES_TOGETHER
+    restored = restore(written.items())
+    assert restored.crowd.index("default", 100).replies == state.crowd.index("default", 100).replies
+
+
+def test_templates_are_forgotten_with_the_newest_of_them() -> None:
+    state = RewardState()
+    words = "Great question! I am delighted to help you with everything today."
+    run(spam(40, words), state)
+    month_ms = 31 * 24 * HOUR_MS
+
+    def templates() -> int:
+        return sum(isinstance(entry, Templates) for entry in state.crowd.entries.values())
+
+    assert templates() == 2
+    run([rated("later", "z", 1.0, at=2 * month_ms)], state)
+    assert templates() == 0
+    late = [
+        segment([reply("b", reply=words)], segment_id="b", session_id="b", closed_at=3 * month_ms)
+    ]
+    assert diversity(run(late, state)) == [None]
+    assert templates() == 1
 
 
 # --- State ------------------------------------------------------------------------------------
