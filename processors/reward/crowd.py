@@ -26,6 +26,7 @@ randomness, no I/O.
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -162,21 +163,21 @@ class TemplateIndex:
 
     def __init__(self, parts: list[CrowdKey], replies: Sequence[Reply]) -> None:
         self.parts = parts
-        self.replies: tuple[Reply, ...] = ()
+        self.replies: deque[Reply] = deque()
         self.turns: set[str] = set()
         self._sessions: dict[tuple[int, str], dict[str, int]] = {}
         self.add(replies, len(replies))
 
     def add(self, replies: Sequence[Reply], at_most: int) -> None:
         """Take these replies in, and let go of the oldest beyond ``at_most``."""
-        whole = (*self.replies, *replies)
-        self.replies = whole[-at_most:]
+        self.replies.extend(replies)
         for turn, session, prints in replies:
             self.turns.add(turn)
             for place in enumerate(prints):
                 sessions = self._sessions.setdefault(place, {})
                 sessions[session] = sessions.get(session, 0) + 1
-        for turn, session, prints in whole[:-at_most]:
+        while len(self.replies) > at_most:
+            turn, session, prints = self.replies.popleft()
             self.turns.discard(turn)
             for place in enumerate(prints):
                 self._forget(place, session)

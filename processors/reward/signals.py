@@ -88,7 +88,15 @@ def _compile(rules: RuleSet) -> _Compiled:
 
 
 _COMPILED = tuple(_compile(rules) for rules in RULE_SETS)
-_ALWAYS = tuple((number, rules.always) for number, rules in enumerate(_COMPILED) if rules.always)
+_ALWAYS = tuple(
+    tuple(
+        (number, rules.always)
+        for number, rules in enumerate(_COMPILED)
+        if rules.always and not (is_ascii and RULE_SETS[number].language == "zh")
+    )
+    for is_ascii in (False, True)
+)
+"""The patterns to be tried on every text, and on one of ASCII alone."""
 
 
 def _by_word() -> dict[str, tuple[tuple[int, int], ...]]:
@@ -209,7 +217,7 @@ def _possible(text: str) -> dict[int, set[int]]:
     words = [w for pair in _KNOWN_PAIRS.intersection(_pairs(text)) for w in _PAIRS[pair]]
     if not text.isascii():
         words += [w for c in _KNOWN_CHARACTERS.intersection(text) for w in _CHARACTERS[c]]
-    found = {number: set(places) for number, places in _ALWAYS}
+    found = {number: set(places) for number, places in _ALWAYS[text.isascii()]}
     for word in words:
         if word in text:
             for number, place in _PLACES[word]:
