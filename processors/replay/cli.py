@@ -289,7 +289,9 @@ def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Reached], None]]
         BarColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True, quiet=quiet), transient=True) as bar:
+    console = Console(stderr=True)
+    hidden = quiet or not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("replay", total=total)
 
         def show(reached: Reached) -> None:

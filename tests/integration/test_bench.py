@@ -96,7 +96,8 @@ def test_delays_beside_a_replay_at_a_rate(kafka_bootstrap: str, tmp_path: Path) 
     report = closing_delay.run(settings(kafka_bootstrap, tmp_path), plan, lambda _: None)
     assert list(report.subjects) == ["alone", "beside_replay"]
     beside = report.subjects["beside_replay"]
-    assert 10 < beside["replay_records_per_s"][0] <= 120
+    # Reading is held to the rate; what waited for the other topic is applied beside it.
+    assert 10 < beside["replay_records_per_s"][0] <= 150
     assert "replay_records_per_s" not in report.subjects["alone"]
     assert all(found["segments"][0] > 5 for found in report.subjects.values())
     assert report.ratios["beside_replay/alone"].median > 0

@@ -23,7 +23,7 @@ from streams.archive.columns import Row
 from streams.archive.reading import Archive
 from streams.archive.store import LocalStore
 from streams.cli import main
-from streams.contracts import DialogueTurn, FeedbackEvent, TrajectorySegment
+from streams.contracts import DialogueTurn, FeedbackEvent, ScoredSegment, TrajectorySegment
 from streams.errors import ArchiveError
 from streams.kafka.places import Range
 from streams.settings import AlignSettings, Settings, load_settings
@@ -293,6 +293,39 @@ def test_an_archive_that_is_not_there_is_named(
     status, text = rig.replay(capsys, archive=str(rig.folder / "nowhere"))
     assert status == 1
     assert f"no topic {TURNS} in the archive {rig.folder / 'nowhere'}" in text
+
+
+def test_damage_within_a_file_ends_a_replay_that_can_go_on(
+    rig: Rig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rig.archive_outputs()
+    path = rig.files(TURNS)[2]
+    good = path.read_bytes()
+    middle = len(good) // 4
+    path.write_bytes(good[:middle] + bytes(64) + good[middle + 64 :])
+    status, text = rig.replay(capsys, "--execute", "--name", "hurt")
+    assert (status, text.startswith("error: ")) == (1, True), text
+    assert f"{path.name} in {rig.folder / 'archive'} is damaged" in text
+
+    path.write_bytes(good)
+    arguments = ["--config", str(rig.config), "replay", "--resume", "hurt", "--json"]
+    assert exit_of(arguments) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["comparison"]["equal"] == rig.expected.total()
+
+
+def test_rewards_are_replayed_from_archived_segments(rig: Rig) -> None:
+    rig.archive_outputs()
+    ranges = (Range(SEGMENTS, 0, 0, rig.expected.total()), Range(SEGMENTS, 1, 0, 0))
+    scored = rig.replayed("scored", rig.job(stage="reward", ranges=ranges))
+    assert scored.total() == rig.expected.total()
+    segments = [CODEC.decode(value, ScoredSegment).segment for value in scored]
+    assert Counter(map(CODEC.encode, segments)) == rig.expected
+
+
+def test_an_address_of_fsspec_is_read_like_a_folder(rig: Rig) -> None:
+    address = f"local://{rig.folder / 'archive'}"
+    assert rig.replayed("remote", rig.job(archive=address)) == rig.expected
 
 
 def test_files_that_go_meanwhile_are_an_error(rig: Rig) -> None:
