@@ -5,8 +5,6 @@ from __future__ import annotations
 import ssl
 from typing import Any
 
-from faust import SASLCredentials, SSLCredentials
-
 from streams.errors import SettingsError
 from streams.settings import KafkaSettings
 
@@ -32,6 +30,9 @@ def faust_brokers(kafka: KafkaSettings) -> str:
 
 def faust_credentials(kafka: KafkaSettings) -> Any:
     """Faust's credentials object, None for a plain connection."""
+    # Here, for processes that have no other use for Faust: it takes long to import.
+    from faust import SASLCredentials, SSLCredentials
+
     if kafka.security_protocol.startswith("SASL"):
         return SASLCredentials(
             username=kafka.sasl_username,
