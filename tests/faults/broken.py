@@ -17,6 +17,9 @@ from aiokafka import AIOKafkaProducer
 from processors.runtime import state
 from tests.integration import align_worker
 
+HALFWAY_S = 0.3
+"""How long a step stays half done."""
+
 
 class _Split(AIOKafkaProducer):  # type: ignore[misc]
     """Writes a step in two transactions: a kill between them leaves half of it."""
@@ -51,6 +54,8 @@ class _Split(AIOKafkaProducer):  # type: ignore[misc]
         later, self._later = self._later, []
         for send in later:
             await (await send())
+        # Long enough for a kill to come in between.
+        await asyncio.sleep(HALFWAY_S)
         await super().commit_transaction()
 
 
