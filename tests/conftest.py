@@ -15,10 +15,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 
 from streams.settings import ENV_PREFIX
 from tests.logs import tails
+
+# How long an example takes is the machine's affair, and a test's verdict is not.
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
+hypothesis.settings.load_profile("suite")
 
 _ADDRESSES = (
     "KAFKA_BOOTSTRAP_SERVERS",
