@@ -15,12 +15,13 @@ import msgspec
 
 from processors.runtime.records import Outcome
 
+# Values are large and keys come in no order: rows kept by key would split pages all the time.
 _TABLES = """
-CREATE TABLE IF NOT EXISTS state (key BLOB PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS state (key BLOB PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS made (
     segment_id TEXT, revision INTEGER, session TEXT, ordinal INTEGER, closed_at INTEGER,
     value BLOB NOT NULL, PRIMARY KEY (segment_id, revision)
-) WITHOUT ROWID;
+);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
 
