@@ -15,9 +15,7 @@ from learner.kafka import connect_writer
 from learner.loop import Topics, hash_of
 from learner.publish import Publisher
 from learner.retrain.reading import (
-    Batches as ReadBatches,
-)
-from learner.retrain.reading import (
+    ReadRange,
     connect,
     find_archived,
     find_ranges,
@@ -35,8 +33,7 @@ from learner.retrain.run import (
     plan,
 )
 from learner.retrain.store import Made, Store
-from streams.archive.reading import Archive
-from streams.archive.store import open_store
+from streams.archive.reading import open_archive
 from streams.clock import SystemClock
 from streams.contracts import ModelVersion
 from streams.errors import ReplayError
@@ -125,7 +122,7 @@ def begin(settings: Settings, wanted: Wanted, names: Topics, name: str) -> Path:
         end=wanted.end,
         ranges=_ranges(settings, wanted, names.scored),
         config_hash=hash_of(settings),
-        archive=_archive(settings, wanted.archive).address if wanted.archive else "",
+        archive=open_archive(wanted.archive, settings).address if wanted.archive else "",
     )
     with Store(folder) as store:
         job.keep(store)
@@ -209,19 +206,15 @@ def _ranges(settings: Settings, wanted: Wanted, topic: str) -> tuple[Range, ...]
     now_ms = time.time_ns() // 1_000_000
     first, last = parse_place(wanted.begin, now_ms), parse_place(wanted.end, now_ms)
     if wanted.archive:
-        return find_archived(_archive(settings, wanted.archive), topic, first, last)
+        return find_archived(open_archive(wanted.archive, settings), topic, first, last)
     with connect(settings) as consumer:
         return find_ranges(consumer, topic, first, last)
 
 
-def _archive(settings: Settings, address: str) -> Archive:
-    return Archive(open_store(address, settings.archive.options))
-
-
 @contextmanager
-def _batches(settings: Settings, archive: str) -> Iterator[ReadBatches]:
+def _reader(settings: Settings, archive: str) -> Iterator[ReadRange]:
     if archive:
-        yield from_archive(_archive(settings, archive))
+        yield from_archive(open_archive(archive, settings))
         return
     with connect(settings) as consumer:
         yield from_topic(consumer)
@@ -243,10 +236,10 @@ def _read(
         seen += records
         shown(min(seen, total), total)
 
-    with _batches(settings, archive) as batches:
+    with _reader(settings, archive) as read:
         records, undecodable = read_into(
             store,
-            batches,
+            read,
             ranges,
             codec=build_codec(settings.schema_registry_url),
             teaches=partial(teaches, source=settings.learner.hint),

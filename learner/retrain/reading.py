@@ -18,7 +18,7 @@ from streams.archive.reading import Archive
 from streams.contracts import TICK_HEADER, ScoredSegment, SourceRef
 from streams.errors import BrokerError, RecordError, ReplayError
 from streams.kafka import reading
-from streams.kafka.places import KafkaLog, Log, Place, Range, ranges_between, resolve_in
+from streams.kafka.places import KafkaLog, Log, Place, Range, ranges_between, resolve
 from streams.serde import Codec
 from streams.settings import Settings
 
@@ -27,7 +27,7 @@ _POLL_S = 1.0
 _TIMEOUT_S = 60.0
 _GROUP = "clawstream-retrain"
 
-Batches = Callable[[Range], Iterator[Sequence[Row]]]
+ReadRange = Callable[[Range], Iterator[Sequence[Row]]]
 """Reads the records of a range, in order."""
 
 
@@ -74,14 +74,14 @@ def find_archived(archive: Archive, topic: str, first: Place, last: Place) -> tu
 def _between(log: Log, topics: Mapping[str, int], first: Place, last: Place) -> tuple[Range, ...]:
     if first.time_ms is not None and last.time_ms is not None and first.time_ms >= last.time_ms:
         raise ReplayError(f"--from {first.text} does not lie before --to {last.text}")
-    starts = resolve_in(log, topics, first, is_end=False)
-    ends = resolve_in(log, topics, last, is_end=True)
+    starts = resolve(log, topics, first, is_end=False)
+    ends = resolve(log, topics, last, is_end=True)
     return tuple(one for one in ranges_between(starts, ends) if one.records)
 
 
 def read_into(
     store: Store,
-    batches: Batches,
+    read: ReadRange,
     ranges: Sequence[Range],
     *,
     codec: Codec,
@@ -93,7 +93,7 @@ def read_into(
 
     Args:
         store: Where they are kept.
-        batches: Of `from_topic` or `from_archive`.
+        read: Of `from_topic` or `from_archive`.
         ranges: What to read, one partition after the other.
         codec: Decodes.
         teaches: Whether there is anything to learn from a segment.
@@ -112,7 +112,7 @@ def read_into(
     """
     records = broken = 0
     for one in ranges:
-        for batch in batches(one):
+        for batch in read(one):
             found: list[Read] = []
             for row in batch:
                 if _is_tick(row):
@@ -144,7 +144,7 @@ def _read(
     )
 
 
-def from_archive(archive: Archive) -> Batches:
+def from_archive(archive: Archive) -> ReadRange:
     """Reads an archive."""
 
     def batches(wanted: Range) -> Iterator[Sequence[Row]]:
@@ -156,7 +156,7 @@ def from_archive(archive: Archive) -> Batches:
     return batches
 
 
-def from_topic(consumer: Consumer) -> Batches:
+def from_topic(consumer: Consumer) -> ReadRange:
     """Reads a topic; for the consumer see `connect`."""
 
     def batches(wanted: Range) -> Iterator[Sequence[Row]]:
@@ -216,7 +216,7 @@ def _is_end(message: Any, wanted: Range) -> bool:
 
 
 __all__ = [
-    "Batches",
+    "ReadRange",
     "connect",
     "find_archived",
     "find_ranges",

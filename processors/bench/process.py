@@ -73,16 +73,17 @@ class Subject:
         self.process.kill()
         self.process.wait()
 
+    def _processes(self) -> list[psutil.Process]:
+        return [self._seen, *self._seen.children(recursive=True)]
+
     def cpu_s(self) -> float:
         """Processor time it and its children have used, user and system."""
-        processes = [self._seen, *self._seen.children(recursive=True)]
-        times = [process.cpu_times() for process in processes]
+        times = [process.cpu_times() for process in self._processes()]
         return sum(used.user + used.system for used in times)
 
     def rss_bytes(self) -> int:
         """Resident memory of it and its children."""
-        processes = [self._seen, *self._seen.children(recursive=True)]
-        return sum(int(process.memory_info().rss) for process in processes)
+        return sum(int(process.memory_info().rss) for process in self._processes())
 
     def wait_event(self, event: str, limit_s: float) -> dict[str, Any]:
         """Wait until it prints a line of JSON with this ``event``, which is returned.

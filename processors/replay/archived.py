@@ -10,17 +10,7 @@ from processors.runtime.records import RawRecord, Record
 from processors.runtime.topics import Cluster
 from streams.archive.picking import Picker
 from streams.archive.reading import Archive
-from streams.archive.store import open_store
 from streams.settings import Settings
-
-
-def open_archive(address: str, settings: Settings) -> Archive:
-    """The archive at an address.
-
-    Raises:
-        ArchiveError: No file system is known for it here.
-    """
-    return Archive(open_store(address, settings.archive.options))
 
 
 def cluster_of(archive: Archive, stage: Stage, settings: Settings) -> Cluster:
@@ -134,4 +124,4 @@ class ArchiveReader:
         return found
 
 
-__all__ = ["ArchiveReader", "ArchivedLog", "cluster_of", "open_archive"]
+__all__ = ["ArchiveReader", "ArchivedLog", "cluster_of"]

@@ -127,9 +127,9 @@ def _plan(
     archive_at: str | None,
     against: Against,
 ) -> Job:
-    from processors.replay.archived import open_archive
     from processors.replay.shadow import Job
     from processors.replay.stages import build_stage
+    from streams.archive.reading import open_archive
     from streams.kafka.places import parse_place
     from streams.serde import build_codec
 
@@ -169,13 +169,13 @@ def _against(text: str | None, archive: str | None) -> Against:
 def _live_ranges(
     settings: Settings, topics: Sequence[str], first: Place, last: Place
 ) -> Sequence[Range]:
-    from streams.kafka.places import ranges_between, resolve
+    from streams.kafka.places import KafkaLog, ranges_between, resolve
     from streams.kafka.reading import connect
 
     with connect(settings, "clawstream-replay") as consumer:
-        partitions = _partitions(settings, topics)
-        starts = resolve(consumer, partitions, first, is_end=False)
-        ends = resolve(consumer, partitions, last, is_end=True)
+        partitions, log = _partitions(settings, topics), KafkaLog(consumer)
+        starts = resolve(log, partitions, first, is_end=False)
+        ends = resolve(log, partitions, last, is_end=True)
     return ranges_between(starts, ends)
 
 
@@ -183,11 +183,11 @@ def _archived_ranges(
     archive: Archive, stage: Stage, first: Place, last: Place, against: Against
 ) -> Sequence[Range]:
     """What lies between two places, of which nothing must be missing; nor of the outputs."""
-    from streams.kafka.places import ranges_between, resolve_in
+    from streams.kafka.places import ranges_between, resolve
 
     partitions = {topic: archive.partitions(topic) for topic in stage.inputs}
-    starts = resolve_in(archive, partitions, first, is_end=False)
-    ends = resolve_in(archive, partitions, last, is_end=True)
+    starts = resolve(archive, partitions, first, is_end=False)
+    ends = resolve(archive, partitions, last, is_end=True)
     ranges = ranges_between(starts, ends)
     for item in ranges:
         archive.require(item.topic, item.partition, item.start, item.end)

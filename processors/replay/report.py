@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from processors.feedback_align import codec as align_codec
-from processors.replay.archived import open_archive
 from processors.replay.compare import Comparison, Where, compare
 from processors.replay.shadow import Job, load_job, store_path
 from processors.replay.stages import RECORD_TYPES, Stage
 from processors.replay.store import Made, PartitionStore
+from streams.archive.reading import open_archive
 from streams.contracts import TrajectorySegment
 from streams.errors import RecordError, ReplayError
 from streams.kafka.places import Range

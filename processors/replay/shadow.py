@@ -26,7 +26,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from processors.feedback_align.agent import AlignTopics
-from processors.replay.archived import ArchivedLog, ArchiveReader, cluster_of, open_archive
+from processors.replay.archived import ArchivedLog, ArchiveReader, cluster_of
 from processors.replay.stages import Stage, build_stage
 from processors.replay.store import PartitionStore
 from processors.reward.agent import RewardTopics
@@ -35,7 +35,7 @@ from processors.runtime.connection import bootstrap_servers
 from processors.runtime.readback import PASSING, record_of
 from processors.runtime.records import Outcome, PartitionProcessor, RawRecord, Record
 from processors.runtime.topics import Cluster
-from streams.archive.reading import Archive
+from streams.archive.reading import Archive, open_archive
 from streams.contracts import TICK_HEADER
 from streams.errors import BrokerError, ClawstreamError, ReplayError
 from streams.kafka.admin import Admin

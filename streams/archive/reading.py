@@ -8,8 +8,9 @@ from streams.archive.chain import Break, breaks
 from streams.archive.columns import Row
 from streams.archive.files import FileReader, Footer, read_footer
 from streams.archive.layout import of_topic
-from streams.archive.store import Store
+from streams.archive.store import Store, open_store
 from streams.errors import ArchiveError
+from streams.settings import Settings
 
 
 class Archive:
@@ -148,4 +149,13 @@ class Archive:
             yield from reader.rows(start)
 
 
-__all__ = ["Archive"]
+def open_archive(address: str, settings: Settings) -> Archive:
+    """The archive at an address.
+
+    Raises:
+        ArchiveError: No file system is known for it here.
+    """
+    return Archive(open_store(address, settings.archive.options))
+
+
+__all__ = ["Archive", "open_archive"]

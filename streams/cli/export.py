@@ -112,10 +112,9 @@ def _read(settings: Settings, archive: str | None) -> Read:
     codec = build_codec(settings.schema_registry_url)
     if archive is None:
         return from_kafka(settings, codec)
-    from streams.archive.reading import Archive
-    from streams.archive.store import open_store
+    from streams.archive.reading import open_archive
 
-    return from_archive(Archive(open_store(archive, settings.archive.options)), codec)
+    return from_archive(open_archive(archive, settings), codec)
 
 
 Make = Callable[["ScoredSegment"], Iterator["Found"]]

@@ -140,13 +140,6 @@ class KafkaLog:
 
 
 def resolve(
-    consumer: Consumer, topics: Mapping[str, int], place: Place, *, is_end: bool
-) -> dict[tuple[str, int], int]:
-    """The offset that a place has in each partition of topics in Kafka; see ``resolve_in``."""
-    return resolve_in(KafkaLog(consumer), topics, place, is_end=is_end)
-
-
-def resolve_in(
     log: Log, topics: Mapping[str, int], place: Place, *, is_end: bool
 ) -> dict[tuple[str, int], int]:
     """The offset that a place has in each partition.

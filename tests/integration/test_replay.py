@@ -25,7 +25,7 @@ from streams.archive.store import LocalStore
 from streams.archive.writing import Archiver, Rolling
 from streams.contracts import DialogueTurn, FeedbackEvent, Record, TrajectorySegment
 from streams.errors import ReplayError
-from streams.kafka.places import Place, Range, ranges_between, resolve
+from streams.kafka.places import KafkaLog, Place, Range, ranges_between, resolve
 from streams.serde import build_codec, load_schemas
 from streams.settings import Settings, load_settings
 from tests.conftest import CreateTopics
@@ -60,8 +60,8 @@ class Shadow(ReplayBench):
         topics = {self.inputs.turns: PARTITIONS, self.inputs.feedback: PARTITIONS}
         reader = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "places"})
         try:
-            starts = resolve(reader, topics, begin or Place("earliest"), is_end=False)
-            ends = resolve(reader, topics, Place("latest"), is_end=True)
+            starts = resolve(KafkaLog(reader), topics, begin or Place("earliest"), is_end=False)
+            ends = resolve(KafkaLog(reader), topics, Place("latest"), is_end=True)
         finally:
             reader.close()
         return tuple(ranges_between(starts, ends))

@@ -160,7 +160,7 @@ def test_it_ends_with_the_block(metrics: ProcessorMetrics) -> None:
 def test_it_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
     said = tmp_path / "child"
     code = (
-        "import sys, time, psutil, pathlib\n"
+        "import sys\n"
         "from processors.runtime.apart import apart\n"
         "from streams.metrics import ProcessorMetrics\n"
         "from tests.unit.processors.runtime.apart_stage import build\n"
@@ -168,17 +168,22 @@ def test_it_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
         "with apart(build, ONE, ProcessorMetrics('x')) as spec:\n"
         "    spec.make_processor(0, CLUSTER).restore([], None)\n"
         "    print(children()[0].pid, flush=True)\n"
-        "    time.sleep(600)\n"
+        "    sys.stdin.read()\n"
     )
     with said.open("wb") as errors:
         worker = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=errors
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
         )
         assert worker.stdout is not None
         child = psutil.Process(int(worker.stdout.readline()))
         os.kill(worker.pid, signal.SIGKILL)
         worker.wait()
         worker.stdout.close()
+        assert worker.stdin is not None
+        worker.stdin.close()
     # It is nobody's child of ours, so it cannot be waited for but by looking.
     psutil.wait_procs([child], timeout=30)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE

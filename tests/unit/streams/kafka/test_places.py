@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import TopicPartition
 
 from streams.errors import ReplayError
-from streams.kafka.places import Place, Range, parse_place, ranges_between, resolve
+from streams.kafka.places import KafkaLog, Place, Range, parse_place, ranges_between, resolve
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
@@ -82,7 +82,7 @@ class Log:
 
 def resolved(place: Place, *, is_end: bool = False) -> list[int]:
     log: Any = Log()
-    found = resolve(log, {"t": 2}, place, is_end=is_end)
+    found = resolve(KafkaLog(log), {"t": 2}, place, is_end=is_end)
     return [found["t", 0], found["t", 1]]
 
 
