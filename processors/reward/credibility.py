@@ -36,8 +36,10 @@ from msgspec.structs import replace
 from processors.reward.crowd import Anomaly, NewRating
 from processors.reward.formulas import (
     Credibility,
+    Given,
     default_rater,
     latest_ratings,
+    of_kinds,
     readable,
 )
 from streams.contracts import FeedbackKind, ReviewRequest, StepFeedback, TrajectorySegment
@@ -48,6 +50,8 @@ from streams.reviews import (
     REVIEW_ATTRIBUTE,
 )
 from streams.settings import RewardSettings
+
+REVIEW_KINDS = (FeedbackKind.REVIEW,)
 
 MAX_NAMED = 5
 """How many feedback ids a reason names; a request always has all."""
@@ -125,10 +129,46 @@ class History(Struct, frozen=True, kw_only=True, gc=False):
 # --- What a segment adds ----------------------------------------------------------------------
 
 
-def amend(history: History, segment: TrajectorySegment) -> History:
-    """``history`` with what ``segment`` shows in place of what its earlier revision showed."""
+class Shown(Struct, frozen=True, gc=False):
+    """What a segment shows about one reply that somebody gave feedback on.
+
+    Args:
+        turn_id: The reply.
+        reply: Its text.
+        ratings: Each rater's latest rating of it.
+        reviews: The reviews on it.
+    """
+
+    turn_id: str
+    reply: str
+    ratings: Mapping[str, tuple[StepFeedback, float]]
+    reviews: Given
+
+
+def shown(segment: TrajectorySegment) -> tuple[Shown, ...]:
+    """Of every reply with feedback, on the branch or off it, what was given."""
+    rater = default_rater(segment)
+    found: list[Shown] = []
+    for turn_id, reply, feedback in _replies(segment):
+        if feedback:
+            given = readable(feedback)
+            ratings = latest_ratings(given, rater)
+            found.append(Shown(turn_id, reply, ratings, of_kinds(given, REVIEW_KINDS)))
+    return tuple(found)
+
+
+def amend(history: History, segment: TrajectorySegment, replies: Sequence[Shown]) -> History:
+    """``history`` with what ``segment`` shows in place of what its earlier revision showed.
+
+    Args:
+        history: Before.
+        segment: The segment.
+        replies: What it shows (``shown``).
+    """
     known = _of_segment(history, segment)
-    new, decided = _opinions(segment), _decisions(segment)
+    new, decided = _opinions(segment, replies), _decisions(segment, replies)
+    if not (new or decided or history.opinions or history.decisions):
+        return history
     opinions = [o for o in history.opinions if o.segment_id != segment.segment_id]
     decisions = [d for d in history.decisions if d.segment_id != segment.segment_id]
     # What is kept is in order.
@@ -152,14 +192,15 @@ def _as_known(opinion: Opinion, known: Opinion | None) -> Opinion:
     return replace(opinion, request=known.request, anomaly=known.anomaly, suspended=known.suspended)
 
 
-def new_ratings(history: History, segment: TrajectorySegment) -> tuple[NewRating, ...]:
+def new_ratings(
+    history: History, segment: TrajectorySegment, replies: Sequence[Shown]
+) -> tuple[NewRating, ...]:
     """The ratings in ``segment`` that ``history`` has not seen, in the order shown."""
     known = _of_segment(history, segment)
-    rater = default_rater(segment)
     return tuple(
-        NewRating(feedback=item, value=value, rater=who, turn_id=turn_id, reply=words)
-        for turn_id, words, feedback in _replies(segment)
-        for who, (item, value) in latest_ratings(feedback, rater).items()
+        NewRating(feedback=item, value=value, rater=who, turn_id=on.turn_id, reply=on.reply)
+        for on in replies
+        for who, (item, value) in on.ratings.items()
         if item.event_id not in known
     )
 
@@ -192,9 +233,8 @@ def turned_negative(
     """
     fresh = set(new)
     found: list[str] = []
-    for opinions in _by_rater(history.opinions):
-        if all(opinion.segment_id != segment_id for opinion in opinions):
-            continue
+    who = {o.rater for o in history.opinions if o.value < 0 and o.segment_id == segment_id}
+    for opinions in _by_rater(history.opinions, who):
         rows = _rows(opinions, history.decisions, settings)
         for index, opinion in enumerate(opinions):
             if (
@@ -254,38 +294,37 @@ def _replies(segment: TrajectorySegment) -> Iterator[tuple[str, str, tuple[StepF
         yield reply.turn_id, reply.reply, reply.feedback
 
 
-def _opinions(segment: TrajectorySegment) -> list[Opinion]:
-    rater = default_rater(segment)
+def _opinions(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Opinion]:
     return [
         Opinion(
             event_id=item.event_id,
             segment_id=segment.segment_id,
             session_id=segment.session_id,
-            turn_id=turn_id,
+            turn_id=on.turn_id,
             rater=who,
             value=value,
             event_time=item.event_time,
             closed_at=segment.closed_at,
             user_id=item.user_id or segment.user_id,
         )
-        for turn_id, _, feedback in _replies(segment)
-        for who, (item, value) in latest_ratings(feedback, rater).items()
+        for on in replies
+        for who, (item, value) in on.ratings.items()
     ]
 
 
-def _decisions(segment: TrajectorySegment) -> list[Decision]:
+def _decisions(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Decision]:
     return [
         Decision(
             event_id=item.event_id,
             segment_id=segment.segment_id,
-            turn_id=turn_id,
+            turn_id=on.turn_id,
             upheld=value > 0,
             event_time=item.event_time,
             closed_at=segment.closed_at,
             request_id=item.attributes.get(REVIEW_ATTRIBUTE),
         )
-        for turn_id, _, feedback in _replies(segment)
-        for item, value in readable(feedback, (FeedbackKind.REVIEW,))
+        for on in replies
+        for item, value in on.reviews
     ]
 
 
@@ -299,9 +338,8 @@ def judge(history: History, segment_id: str, settings: RewardSettings) -> dict[s
         By feedback event id. An upheld rating is listed too, at full weight with its reason.
     """
     beliefs: dict[str, Credibility] = {}
-    for opinions in _by_rater(history.opinions):
-        if all(opinion.segment_id != segment_id for opinion in opinions):
-            continue
+    who = {o.rater for o in history.opinions if o.segment_id == segment_id}
+    for opinions in _by_rater(history.opinions, who):
         rows = _rows(opinions, history.decisions, settings)
         for index, opinion in enumerate(opinions):
             if opinion.segment_id != segment_id:
@@ -335,7 +373,8 @@ def request_reviews(
     """
     places: dict[tuple[str, str], RequestPlace] = {}
     requests: list[ReviewRequest] = []
-    for opinions in _by_rater(history.opinions):
+    who = {o.rater for o in history.opinions if o.value < 0 or o.anomaly is not None}
+    for opinions in _by_rater(history.opinions, who):
         for group, what, why in _groups(opinions, history.decisions, settings):
             waiting = [
                 o for o in group if o.request is None and _decided(o, history.decisions) is None
@@ -410,11 +449,9 @@ def _request(
     )
 
 
-def _by_rater(opinions: Iterable[Opinion]) -> list[tuple[Opinion, ...]]:
-    groups: dict[str, list[Opinion]] = {}
-    for opinion in opinions:
-        groups.setdefault(opinion.rater, []).append(opinion)
-    return [tuple(groups[rater]) for rater in sorted(groups)]
+def _by_rater(opinions: Sequence[Opinion], raters: Iterable[str]) -> list[tuple[Opinion, ...]]:
+    """All opinions of each of these raters, who are in the order of their names."""
+    return [tuple([o for o in opinions if o.rater == rater]) for rater in sorted(raters)]
 
 
 def _decision_on(opinion: Opinion, decisions: Iterable[Decision]) -> Decision | None:
@@ -546,11 +583,13 @@ __all__ = [
     "History",
     "Opinion",
     "RequestPlace",
+    "Shown",
     "amend",
     "judge",
     "mark_anomalies",
     "new_ratings",
     "request_reviews",
+    "shown",
     "suspend",
     "trim",
     "turned_negative",

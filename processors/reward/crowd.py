@@ -165,7 +165,8 @@ class TemplateIndex:
         self.parts = parts
         self.replies: deque[Reply] = deque()
         self.turns: set[str] = set()
-        self._sessions: dict[tuple[int, str], dict[str, int]] = {}
+        # Of the words at each place, by their digest, how many replies each session has.
+        self._sessions: list[dict[str, dict[str, int]]] = [{} for _ in range(PLACES)]
         self.add(replies, len(replies))
 
     def add(self, replies: Sequence[Reply], at_most: int) -> None:
@@ -173,27 +174,35 @@ class TemplateIndex:
         self.replies.extend(replies)
         for turn, session, prints in replies:
             self.turns.add(turn)
-            for place in enumerate(prints):
-                sessions = self._sessions.setdefault(place, {})
-                sessions[session] = sessions.get(session, 0) + 1
+            for known, print_ in zip(self._sessions, prints, strict=False):
+                sessions = known.get(print_)
+                if sessions is None:
+                    known[print_] = {session: 1}
+                else:
+                    sessions[session] = sessions.get(session, 0) + 1
         while len(self.replies) > at_most:
             turn, session, prints = self.replies.popleft()
             self.turns.discard(turn)
-            for place in enumerate(prints):
-                self._forget(place, session)
+            for known, print_ in zip(self._sessions, prints, strict=False):
+                _forget(known, print_, session)
 
-    def others(self, place: tuple[int, str], session: str) -> int:
-        """In how many sessions other than this one the words stand at that place."""
-        sessions = self._sessions.get(place, {})
-        return len(sessions) - (session in sessions)
+    def others(self, prints: Sequence[str], session: str) -> int:
+        """In how many sessions other than this one any of these words stand at their place."""
+        most = 0
+        for known, print_ in zip(self._sessions, prints, strict=False):
+            sessions = known.get(print_)
+            if sessions is not None:
+                most = max(most, len(sessions) - (session in sessions))
+        return most
 
-    def _forget(self, place: tuple[int, str], session: str) -> None:
-        sessions = self._sessions[place]
-        sessions[session] -= 1
-        if not sessions[session]:
-            del sessions[session]
+
+def _forget(known: dict[str, dict[str, int]], print_: str, session: str) -> None:
+    sessions = known[print_]
+    sessions[session] -= 1
+    if not sessions[session]:
+        del sessions[session]
         if not sessions:
-            del self._sessions[place]
+            del known[print_]
 
 
 @dataclass(slots=True)
@@ -229,15 +238,17 @@ class Crowd:
         """Remember replies, and forget the oldest beyond ``at_most``."""
         index = self.index(policy, at_most)
         index.add(replies, at_most)
-        end = 0
-        for reply in replies:
+        end, left = 0, list(replies)
+        while left:
             last = self.entries[index.parts[-1]] if index.parts else Templates()
             assert isinstance(last, Templates)
             if not index.parts or len(last.replies) >= TEMPLATES_TOGETHER:
                 index.parts.append(CrowdKey(policy, "templates", str(last.end)))
                 last = Templates(first=last.end)
-            entry = replace(last, window=window, replies=(*last.replies, reply))
-            self.put(index.parts[-1], entry)
+            room = TEMPLATES_TOGETHER - len(last.replies)
+            fitting, left = left[:room], left[room:]
+            entry = Templates(window=window, replies=(*last.replies, *fitting), first=last.first)
+            self._write(index.parts[-1], entry)
             end = entry.end
         while isinstance(oldest := self.entries[index.parts[0]], Templates):
             if oldest.end > end - at_most:
@@ -255,9 +266,12 @@ class Crowd:
     def put(self, key: CrowdKey, entry: Entry) -> None:
         """Remember ``entry``."""
         if self.entries.get(key) != entry:
-            self.entries[key] = entry
-            self.changed.add(key)
-            self.forgotten.discard(key)
+            self._write(key, entry)
+
+    def _write(self, key: CrowdKey, entry: Entry) -> None:
+        self.entries[key] = entry
+        self.changed.add(key)
+        self.forgotten.discard(key)
 
     def drop(self, keys: Iterable[CrowdKey]) -> None:
         """Forget these entries."""
@@ -573,6 +587,9 @@ def turn(
 
 # --- Templates --------------------------------------------------------------------------------
 
+PLACES = 3
+"""Where words are looked at: all, the first and the last ones."""
+
 TEMPLATES_TOGETHER = 32
 """How many replies are written together."""
 
@@ -608,7 +625,7 @@ def repeated(
     added: list[Reply] = []
     for turn_id, tokens in replies.items():
         prints = _prints(tokens)
-        counts[turn_id] = max([index.others(p, session) for p in enumerate(prints)], default=0)
+        counts[turn_id] = index.others(prints, session)
         turn = _digest_of((session_id, turn_id))
         if prints and turn not in index.turns:
             added.append((turn, session, prints))
@@ -630,7 +647,7 @@ def _prints(tokens: tuple[str, ...]) -> tuple[str, ...]:
 
 def _digest_of(texts: Iterable[str]) -> str:
     data = "\x1f".join(texts).encode("utf-8", "replace")
-    return hashlib.blake2b(data, digest_size=12).hexdigest()[:12]
+    return hashlib.blake2b(data, digest_size=12).digest()[:6].hex()
 
 
 # --- Forgetting -------------------------------------------------------------------------------

@@ -107,6 +107,8 @@ class StepContext(Struct, frozen=True, kw_only=True, gc=False):
     Args:
         segment: The segment it belongs to.
         rater: Who gave feedback that names nobody.
+        given: The step's feedback that says something.
+        opinions: Each rater's latest rating of the reply.
         credibility: Of ratings by feedback event id; one that is missing is believed.
         later_user_turns: The user's turns after the reply, as far as the segment shows them.
         signals: What they say about this reply.
@@ -117,6 +119,8 @@ class StepContext(Struct, frozen=True, kw_only=True, gc=False):
 
     segment: TrajectorySegment
     rater: str
+    given: Given = ()
+    opinions: Mapping[str, tuple[StepFeedback, float]] = field(default_factory=dict)
     credibility: Mapping[str, Credibility] = field(default_factory=dict)
     later_user_turns: tuple[Message, ...] = ()
     signals: tuple[TextSignal, ...] = ()
@@ -142,10 +146,15 @@ class ComponentSpec:
     Args:
         function: Makes the component; its ``value`` is in [-1, 1] or None.
         core: Whether its weight is one of those that add up to 1.
+        kinds: The kinds of feedback it goes by.
+        hears: Whether it finds something in the step where there is no such feedback; None if
+            it never does. Where it does not, the component is made once for all such steps.
     """
 
     function: Component
     core: bool
+    kinds: frozenset[FeedbackKind] = frozenset()
+    hears: Callable[[StepContext, RewardSettings], bool] | None = None
 
 
 # --- Reading feedback -------------------------------------------------------------------------
@@ -252,19 +261,21 @@ SIGNAL_KINDS: Mapping[FeedbackKind, Signal] = {
 }
 
 
-def readable(
-    feedback: Sequence[StepFeedback], kinds: Collection[FeedbackKind]
-) -> Sequence[tuple[StepFeedback, float]]:
-    """The feedback of these kinds that says something, with its reading, oldest first."""
-    if not feedback:
-        return ()
-    known = [
-        (item, value)
-        for item in feedback
-        if item.kind in kinds and (value := read(item).value) is not None
-    ]
-    known.sort(key=lambda pair: pair[0].event_time)
+Given = Sequence[tuple[StepFeedback, float]]
+"""Pieces of feedback with what they say, the oldest first."""
+
+
+def readable(feedback: Sequence[StepFeedback]) -> Given:
+    """The feedback that says something."""
+    known = [(item, value) for item in feedback if (value := read(item).value) is not None]
+    if len(known) > 1:
+        known.sort(key=lambda pair: pair[0].event_time)
     return known
+
+
+def of_kinds(given: Given, kinds: Collection[FeedbackKind]) -> Given:
+    """What was given of these kinds."""
+    return [pair for pair in given if pair[0].kind in kinds] if given else ()
 
 
 def default_rater(segment: TrajectorySegment) -> str:
@@ -277,12 +288,10 @@ def rater_of(feedback: StepFeedback, default: str) -> str:
     return f"user {feedback.user_id}" if feedback.user_id else default
 
 
-def latest_ratings(
-    feedback: Sequence[StepFeedback], default: str
-) -> dict[str, tuple[StepFeedback, float]]:
+def latest_ratings(given: Given, default: str) -> dict[str, tuple[StepFeedback, float]]:
     """Each rater's opinion of one reply: the latest thumb or rating that can be read."""
     return {
-        rater_of(item, default): (item, value) for item, value in readable(feedback, EXPLICIT_KINDS)
+        rater_of(item, default): (item, value) for item, value in of_kinds(given, EXPLICIT_KINDS)
     }
 
 
@@ -291,10 +300,9 @@ def latest_ratings(
 
 def explicit(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
     """What people said: the mean over raters of their latest rating times its credibility."""
-    opinions = latest_ratings(step.feedback, context.rater)
     values: list[float] = []
     evidence: list[str] = []
-    for rater, (item, value) in opinions.items():
+    for rater, (item, value) in context.opinions.items():
         weight = context.credibility.get(item.event_id, BELIEVED).weight
         values.append(value * weight)
         believed = "" if weight == 1.0 else f", counts {weight:g}"
@@ -316,11 +324,11 @@ def implicit(step: Step, context: StepContext, settings: RewardSettings) -> Rewa
     the user turns in between.
     """
     behaviour = [
-        *_dwell(step, settings),
-        *_follow_ups(step, settings),
-        *_events(step, settings),
+        *_dwell(context, settings),
+        *_follow_ups(context, settings),
+        *_events(context, settings),
     ]
-    signals = _signals(step, context, settings)
+    signals = _signals(context, settings)
     value: float | None = None
     if behaviour or signals:
         said = clip(math.fsum(points for points, _ in signals))
@@ -335,7 +343,7 @@ def implicit(step: Step, context: StepContext, settings: RewardSettings) -> Rewa
 
 def business(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
     """What came of it: the latest outcome."""
-    outcomes = readable(step.feedback, (FeedbackKind.OUTCOME,))
+    outcomes = of_kinds(context.given, (FeedbackKind.OUTCOME,))
     value: float | None = None
     evidence: tuple[str, ...] = ()
     if outcomes:
@@ -373,7 +381,7 @@ def judge(step: Step, context: StepContext, settings: RewardSettings) -> RewardC
         (item for item in step.feedback if item.kind is FeedbackKind.JUDGEMENT),
         key=lambda item: item.event_time,
     )
-    verdicts = readable(judgements, (FeedbackKind.JUDGEMENT,))
+    verdicts = of_kinds(context.given, (FeedbackKind.JUDGEMENT,))
     value: float | None = None
     evidence: tuple[str, ...] = ("no verdict yet",) if settings.weight_judge > 0 else ()
     if verdicts:
@@ -401,15 +409,40 @@ def diversity(step: Step, context: StepContext, settings: RewardSettings) -> Rew
     )
 
 
+def _hears_signals(context: StepContext, _settings: RewardSettings) -> bool:
+    return bool(context.signals or context.plugged)
+
+
+def _hears_going_on(_context: StepContext, settings: RewardSettings) -> bool:
+    return settings.process_continued + settings.process_details > 0
+
+
+def _hears_templates(context: StepContext, settings: RewardSettings) -> bool:
+    return context.repeated > settings.diversity_free
+
+
+IMPLICIT_KINDS = frozenset(
+    {
+        FeedbackKind.DWELL,
+        FeedbackKind.FOLLOW_UP,
+        FeedbackKind.COPY,
+        FeedbackKind.REGENERATE,
+        FeedbackKind.ABANDON,
+        *SIGNAL_KINDS,
+    }
+)
+
 COMPONENTS: Mapping[str, ComponentSpec] = {
-    "explicit": ComponentSpec(explicit, core=True),
-    "implicit": ComponentSpec(implicit, core=True),
-    "business": ComponentSpec(business, core=True),
-    "process": ComponentSpec(process, core=False),
-    "judge": ComponentSpec(judge, core=False),
-    "diversity": ComponentSpec(diversity, core=False),
+    "explicit": ComponentSpec(explicit, core=True, kinds=EXPLICIT_KINDS),
+    "implicit": ComponentSpec(implicit, core=True, kinds=IMPLICIT_KINDS, hears=_hears_signals),
+    "business": ComponentSpec(business, core=True, kinds=frozenset({FeedbackKind.OUTCOME})),
+    "process": ComponentSpec(process, core=False, hears=_hears_going_on),
+    "judge": ComponentSpec(judge, core=False, kinds=frozenset({FeedbackKind.JUDGEMENT})),
+    "diversity": ComponentSpec(diversity, core=False, hears=_hears_templates),
 }
 """Every component by name, in the order in which they are shown."""
+
+_HEARING = tuple(spec.hears for spec in COMPONENTS.values() if spec.hears is not None)
 
 CORE = frozenset(name for name, spec in COMPONENTS.items() if spec.core)
 """Those whose weights add up to 1."""
@@ -432,8 +465,8 @@ def follow_up_points(count: int, settings: RewardSettings) -> float:
     return settings.implicit_follow_up * min(count, settings.follow_up_saturation)
 
 
-def _dwell(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
-    times = [value for _, value in readable(step.feedback, (FeedbackKind.DWELL,))]
+def _dwell(context: StepContext, settings: RewardSettings) -> list[tuple[float, str]]:
+    times = [value for _, value in of_kinds(context.given, (FeedbackKind.DWELL,))]
     if not times:
         return []
     full = settings.dwell_saturation_ms
@@ -442,21 +475,21 @@ def _dwell(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
     return [(points, f"dwell {seen:.0f} of {full} ms: {_signed(points)}")]
 
 
-def _follow_ups(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
-    sent = readable(step.feedback, (FeedbackKind.FOLLOW_UP,))
+def _follow_ups(context: StepContext, settings: RewardSettings) -> list[tuple[float, str]]:
+    sent = of_kinds(context.given, (FeedbackKind.FOLLOW_UP,))
     if not sent:
         return []
     points, last = follow_up_points(len(sent), settings), sent[-1][0].event_id
     return [(points, f"follow_up {last}, {len(sent)} of them: {_signed(points)}")]
 
 
-def _events(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
+def _events(context: StepContext, settings: RewardSettings) -> list[tuple[float, str]]:
     points = {
         FeedbackKind.COPY: settings.implicit_copy,
         FeedbackKind.REGENERATE: settings.implicit_regenerate,
         FeedbackKind.ABANDON: settings.implicit_abandon,
     }
-    happened = {item.kind: item for item, _ in readable(step.feedback, points)}
+    happened = {item.kind: item for item, _ in of_kinds(context.given, points)}
     return [
         (points[kind], f"{kind.value} {happened[kind].event_id}: {_signed(points[kind])}")
         for kind in points
@@ -464,12 +497,12 @@ def _events(step: Step, settings: RewardSettings) -> list[tuple[float, str]]:
     ]
 
 
-def _signals(step: Step, context: StepContext, settings: RewardSettings) -> list[tuple[float, str]]:
+def _signals(context: StepContext, settings: RewardSettings) -> list[tuple[float, str]]:
     """Points of each signal: those the front end sent, else those in the user's words."""
     found = [
         (s.signal, s.history_length, f"turn {s.turn_id} ({s.detail})") for s in context.signals
     ]
-    sent = readable(step.feedback, SIGNAL_KINDS)
+    sent = of_kinds(context.given, SIGNAL_KINDS)
     if sent:
         found = [line for line in found if line[0] is Signal.TOOL_ERROR]
         found += [
@@ -515,11 +548,14 @@ def contexts(
         later = _later_user_turns(segment.steps, index)
         signals = _text_signals(asked, later, settings) if settings.text_signals else ()
         signals += _tool_errors(segment.steps, index) if settings.tool_errors else ()
-        plugged, failures = _plugged(plugins, later[0]) if later else ((), ())
+        plugged, failures = _plugged(plugins, later[0]) if later and plugins.signals else ((), ())
+        given = readable(step.feedback)
         result.append(
             StepContext(
                 segment=segment,
                 rater=rater,
+                given=given,
+                opinions=latest_ratings(given, rater) if given else {},
                 credibility=credibility,
                 later_user_turns=later,
                 signals=signals,
@@ -649,42 +685,78 @@ def score_step(
     step: Step, context: StepContext, settings: RewardSettings, plugins: Plugins = NO_PLUGINS
 ) -> StepReward:
     """The reward of one step, with everything a person needs to understand it."""
+    known = _nothing(settings)
     if not _is_quiet(step, context, settings, plugins):
-        return _score(step, context, settings, plugins)
-    known = _QUIET.get(id(settings))
-    if known is None or known[0] is not settings:
-        if len(_QUIET) >= MAX_HASHES:
-            _QUIET.clear()
-        known = _QUIET[id(settings)] = settings, _score(step, context, settings, plugins)
-    return replace(known[1], turn_id=step.turn_id)
+        return _score(step, context, settings, plugins, known)
+    if known.reward is None:
+        known.reward = _score(step, context, settings, plugins, known)
+    return replace(known.reward, turn_id=step.turn_id)
 
 
 def _is_quiet(step: Step, context: StepContext, settings: RewardSettings, plugins: Plugins) -> bool:
     """Whether nothing was said about a reply: most are alike in that, and are scored once."""
-    return not (
-        step.feedback
-        or context.signals
-        or context.plugged
-        or context.failures
-        or plugins.components
-        or context.repeated > settings.diversity_free
-        or settings.process_continued + settings.process_details > 0
-    )
+    if step.feedback or context.signals or context.failures or plugins.components:
+        return False
+    return True not in [hears(context, settings) for hears in _HEARING]
 
 
-_QUIET: dict[int, tuple[RewardSettings, StepReward]] = {}
+@dataclass(slots=True)
+class _Nothing:
+    """What is made where nothing was said, kept for the next time.
+
+    Args:
+        settings: With which settings.
+        components: By name.
+        reward: Of a step of which nothing at all was said.
+    """
+
+    settings: RewardSettings
+    components: dict[str, RewardComponent]
+    reward: StepReward | None = None
+
+
+def _nothing(settings: RewardSettings) -> _Nothing:
+    known = _NOTHING.get(id(settings))
+    if known is None or known.settings is not settings:
+        if len(_NOTHING) >= MAX_HASHES:
+            _NOTHING.clear()
+        known = _NOTHING[id(settings)] = _Nothing(settings, {})
+    return known
+
+
+_NOTHING: dict[int, _Nothing] = {}
+
+
+def _components(
+    step: Step, context: StepContext, settings: RewardSettings, known: _Nothing
+) -> list[RewardComponent]:
+    kinds = {item.kind for item in step.feedback}
+    made: list[RewardComponent] = []
+    for name, spec in COMPONENTS.items():
+        hears = spec.hears is not None and spec.hears(context, settings)
+        if hears or not kinds.isdisjoint(spec.kinds):
+            made.append(spec.function(step, context, settings))
+            continue
+        if name not in known.components:
+            known.components[name] = spec.function(step, context, settings)
+        made.append(known.components[name])
+    return made
 
 
 def _score(
-    step: Step, context: StepContext, settings: RewardSettings, plugins: Plugins
+    step: Step,
+    context: StepContext,
+    settings: RewardSettings,
+    plugins: Plugins,
+    known: _Nothing,
 ) -> StepReward:
-    made = [spec.function(step, context, settings) for spec in COMPONENTS.values()]
+    made = _components(step, context, settings, known)
     own = [c for c in made if c.weight > 0 or c.value is not None or c.name in CORE]
     theirs, failed = _plugin_components(step, context, settings, plugins)
     components = (*own, *theirs)
     failures = (*context.failures, *failed)
     reward = composite(components, renormalise=settings.renormalise)
-    opinions = latest_ratings(step.feedback, context.rater)
+    opinions = context.opinions
     beliefs = [context.credibility.get(item.event_id, BELIEVED) for item, _ in opinions.values()]
     reasons = (
         _sum_line(components, reward, settings),
@@ -699,7 +771,7 @@ def _score(
         credibility=math.fsum(b.weight for b in beliefs) / len(beliefs) if beliefs else 1.0,
         components=components,
         reasons=reasons,
-        directives=_directives(step, context),
+        directives=_directives(context),
         weighed=tuple(
             FeedbackWeight(
                 event_id=item.event_id,
@@ -761,9 +833,9 @@ def _remarks(step: Step, opinions: Mapping[str, tuple[StepFeedback, float]]) -> 
     return tuple(lines)
 
 
-def _directives(step: Step, context: StepContext) -> tuple[str, ...]:
+def _directives(context: StepContext) -> tuple[str, ...]:
     """What the user told the model to do instead: as sent, else as said, each text once."""
-    sent = readable(step.feedback, SIGNAL_KINDS)
+    sent = of_kinds(context.given, SIGNAL_KINDS)
     if sent:
         texts = [i.text for i, _ in sent if i.kind is FeedbackKind.DIRECTIVE and i.text]
     else:
@@ -790,14 +862,12 @@ def score_segment(
     Returns:
         The segment with one reward for each step, in order, and whether to train on it.
     """
-    beliefs = credibility or {}
+    around = contexts(segment, settings, credibility or {}, repeated or {}, plugins)
     rewards = tuple(
-        score_step(step, context, settings, plugins)
-        for step, context in zip(
-            segment.steps,
-            contexts(segment, settings, beliefs, repeated or {}, plugins),
-            strict=True,
-        )
+        [
+            score_step(step, context, settings, plugins)
+            for step, context in zip(segment.steps, around, strict=True)
+        ]
     )
     reason = _untrainable_reason(segment, rewards)
     again = {turn_id: count for turn_id, count in (repeated or {}).items() if count}
@@ -815,6 +885,8 @@ def score_segment(
 def _attributes(
     repeated: Mapping[str, int], rewards: Sequence[StepReward], plugins: Plugins
 ) -> dict[str, str]:
+    if not (repeated or plugins.signals or plugins.components):
+        return {}
     failed = {
         line.removeprefix(FAILED_PLUGIN).partition(":")[0]
         for reward in rewards
@@ -849,15 +921,20 @@ def score_again(
 def _untrainable_reason(segment: TrajectorySegment, rewards: Sequence[StepReward]) -> str | None:
     if not segment.steps:
         return "the segment has no reply"
-    if not any(s.reply.strip() or s.tool_calls or s.token_ids for s in segment.steps):
+    if all(_is_empty(step) for step in segment.steps):
         return "no reply has any text, tool call or token"
-    if any(reward.reward != 0.0 for reward in rewards):
-        return None
+    for reward in rewards:
+        if reward.reward != 0.0:
+            return None
     if any(reward.credibility < 1.0 for reward in rewards):
         return "all rewards are zero: the ratings are held back, see the rewards' reasons"
     if any(c.value is not None for reward in rewards for c in reward.components):
         return "all rewards are zero: what was said for and against adds up to nothing"
     return "all rewards are zero: there is no feedback and no signal on any reply"
+
+
+def _is_empty(step: Step) -> bool:
+    return not (step.reply.strip() or step.tool_calls or step.token_ids)
 
 
 def config_hash(settings: RewardSettings) -> str:
@@ -912,6 +989,7 @@ __all__ = [
     "latest_ratings",
     "rater_of",
     "read",
+    "of_kinds",
     "readable",
     "score_again",
     "score_segment",

@@ -36,6 +36,7 @@ from processors.reward.credibility import (
     mark_anomalies,
     new_ratings,
     request_reviews,
+    shown,
     suspend,
     trim,
     turned_negative,
@@ -178,8 +179,10 @@ def step(
     since_ms = clock_ms - settings.history_ms
     at_most = settings.history_ratings
     before = trim(user.history, since_ms=since_ms, at_most=at_most)
-    new = new_ratings(before, segment)
-    history, alarm = _look_around(state.crowd, amend(before, segment), segment, new, settings)
+    replies = shown(segment)
+    new = new_ratings(before, segment, replies)
+    history = amend(before, segment, replies)
+    history, alarm = _look_around(state.crowd, history, segment, new, settings)
     history, requests = request_reviews(history, segment, settings)
     beliefs = judge(history, segment.segment_id, settings)
     repeated = _repeated(state.crowd, segment, settings)

@@ -16,16 +16,14 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 
 from msgspec import Struct
 from rapidfuzz import fuzz
 
-from processors.reward.needs import needed, needed_besides
+from processors.reward.needs import START_CHARS, Word, needed, needed_besides
 from processors.reward.rules import (
     QUOTED,
     RULE_SETS,
@@ -99,9 +97,9 @@ _ALWAYS = tuple(
 """The patterns to be tried on every text, and on one of ASCII alone."""
 
 
-def _by_word() -> dict[str, tuple[tuple[int, int], ...]]:
+def _by_word() -> dict[Word, tuple[tuple[int, int], ...]]:
     """Which patterns, by numbers of rule set and pattern, need each word."""
-    found: dict[str, list[tuple[int, int]]] = {}
+    found: dict[Word, list[tuple[int, int]]] = {}
     for number, rules in enumerate(RULE_SETS):
         for place, pattern in enumerate(rules.patterns):
             for word in needed(pattern):
@@ -109,51 +107,33 @@ def _by_word() -> dict[str, tuple[tuple[int, int], ...]]:
     return {word: tuple(places) for word, places in found.items()}
 
 
-_PLACES = _by_word()
-
-_COMMON = (
-    "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io"
-    " le ve co me de hi ri ro ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho"
-    " pe ec pr no ct us ac ot il tr ly nc et ut ss so rs un lo wa ge ie wh ee wi em ad ol rt"
-    " po we na ul ni ts mo ow pa im mi ai sh ir su id os iv ia am fi ci vi pl ig tu ev ld ry"
-    " mp fe bl ab gh ty op wo sa ay ex ke fr oo av ag if ap gr od bo sp rd do uc bu ei ov by"
-    " rm ep tt oc fa ef cu rn sc gi da yo"
-)
-"""Pairs of letters by how common they are in English, the most common first."""
+Looked = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
+"""Words, each with the patterns that need it."""
 
 
-def _pairs(text: str) -> Iterator[int]:
-    """Two neighbouring bytes of ``text`` each as a number, all of them."""
-    data = text.encode()
-    even, odd = len(data) & ~1, (len(data) - 1) & ~1
-    return chain(array("H", data[:even]), array("H", data[1 : 1 + odd] if odd > 0 else b""))
+def _grouped(key_of: Callable[[Word], str | None]) -> dict[str, Looked]:
+    """The words for which there is a key, by that key."""
+    found: dict[str, list[tuple[str, tuple[tuple[int, int], ...]]]] = {}
+    for word, places in sorted(_by_word().items(), key=lambda pair: pair[0].text):
+        key = key_of(word)
+        if key is not None:
+            found.setdefault(key, []).append((word.text, places))
+    return {key: tuple(words) for key, words in found.items()}
 
 
-def _by_pair() -> dict[int, tuple[str, ...]]:
-    """The ASCII words by the rarest pair of letters in each: a text without it has no such word."""
-    common = {pair: place for place, pair in enumerate(_COMMON.split())}
-    found: dict[int, list[str]] = {}
-    for word in sorted(filter(str.isascii, _PLACES)):
-        pairs = [word[place : place + 2] for place in range(len(word) - 1)]
-        rarest = max(pairs, key=lambda pair: (" " not in pair, common.get(pair, len(common))))
-        (number,) = _pairs(rarest)
-        found.setdefault(number, []).append(word)
-    return {pair: tuple(words) for pair, words in found.items()}
+def _chinese(word: Word) -> str | None:
+    """A word's first character that is not in ASCII."""
+    return next((c for c in word.text if not c.isascii()), None)
 
 
-def _by_character() -> dict[str, tuple[str, ...]]:
-    """The other words by their first character that is not in ASCII."""
-    found: dict[str, list[str]] = {}
-    for word in sorted(_PLACES):
-        others = [character for character in word if not character.isascii()]
-        if others:
-            found.setdefault(others[0], []).append(word)
-    return {character: tuple(words) for character, words in found.items()}
+def _anywhere(word: Word) -> str | None:
+    return "" if word.start is None and word.text.isascii() else None
 
 
-_PAIRS = _by_pair()
-_KNOWN_PAIRS = frozenset(_PAIRS)
-_CHARACTERS = _by_character()
+_STARTS = _grouped(lambda word: word.start if word.text.isascii() else None)
+_CHARACTERS = _grouped(_chinese)
+_ANYWHERE = _grouped(_anywhere)[""]
+_KNOWN_STARTS = frozenset(_STARTS)
 _KNOWN_CHARACTERS = frozenset(_CHARACTERS)
 
 _SIMPLIFIED = str.maketrans(
@@ -198,7 +178,7 @@ def find(text: str) -> tuple[Match, ...]:
         Matches in the order of ``RULE_SETS``; repetition is never among them.
     """
     normalised = normalise(text)[:MAX_RULE_CHARS]
-    possible = _possible(normalised)
+    possible = _possible(normalised, _rule_tokens(text, normalised))
     found: dict[Signal, Match] = {}
     for number in sorted(possible):
         rules = _COMPILED[number]
@@ -212,16 +192,34 @@ def find(text: str) -> tuple[Match, ...]:
     return tuple(found.values())
 
 
-def _possible(text: str) -> dict[int, set[int]]:
-    """The patterns of each rule set that may match ``text``, as their words stand in it."""
-    words = [w for pair in _KNOWN_PAIRS.intersection(_pairs(text)) for w in _PAIRS[pair]]
-    if not text.isascii():
-        words += [w for c in _KNOWN_CHARACTERS.intersection(text) for w in _CHARACTERS[c]]
-    found = {number: set(places) for number, places in _ALWAYS[text.isascii()]}
-    for word in words:
-        if word in text:
-            for number, place in _PLACES[word]:
-                found.setdefault(number, set()).add(place)
+def _rule_tokens(text: str, normalised: str) -> Sequence[str]:
+    """The tokens of what the rules read of ``text``, and maybe more."""
+    if len(text) <= MAX_RULE_CHARS and _is_plain(text):
+        # They are known from comparing it with earlier turns.
+        tokens = _content_of(text).tokens
+        if len(tokens) < MAX_TOKENS:
+            return tokens
+    return _ASCII_TOKEN.findall(normalised)
+
+
+def _possible(text: str, tokens: Iterable[str]) -> dict[int, set[int]]:
+    """The patterns of each rule set that may match ``text``, as their words stand in it.
+
+    Args:
+        text: What the rules read.
+        tokens: Its runs of a to z and 0 to 9, in any order, each as often as one likes.
+    """
+    is_ascii = text.isascii()
+    starts = {token[:START_CHARS] for token in tokens}
+    words = [_ANYWHERE, *(_STARTS[start] for start in _KNOWN_STARTS.intersection(starts))]
+    if not is_ascii:
+        words += [_CHARACTERS[c] for c in _KNOWN_CHARACTERS.intersection(text)]
+    found = {number: set(places) for number, places in _ALWAYS[is_ascii]}
+    for looked in words:
+        for word, needing in looked:
+            if word in text:
+                for number, place in needing:
+                    found.setdefault(number, set()).add(place)
     return found
 
 
@@ -276,13 +274,14 @@ def tool_error(text: str) -> str | None:
     return None if hit is None else _quote(_SPACE.sub(" ", hit.group()))
 
 
+_ASCII_TOKEN = re.compile("[a-z0-9]+")
 _TOKEN = re.compile(r"[一-鿿]|[^\W_一-鿿]+")
 EDGE_CHARS = 120
 _DIGITS = re.compile(r"\d+")
-_ASCII_BLANKS = {
-    n: " " for n in range(128) if not (chr(n).isdigit() or (chr(n).isalpha() and chr(n).islower()))
-}
-"""What parts tokens in text of ASCII alone."""
+_ASCII_BLANKS = "".join(chr(n).lower() if chr(n).isalnum() else " " for n in range(128))
+"""What text of ASCII alone becomes for its tokens to be split: lower case, all else a blank."""
+
+_ASCII_DIGITS = b"0123456789"
 
 _FILLER_EN = (
     "a an the is are was were be do does did can could would will should i you me my your we us"
@@ -333,14 +332,19 @@ class _Content(Struct, frozen=True, gc=False):
     """A turn as it is compared.
 
     Args:
-        plain: As ``normalise`` makes it.
+        text: As it was written.
         tokens: All its words, in order.
         words: Those among them that are content, each once.
     """
 
-    plain: str
+    text: str
     tokens: list[str]
     words: frozenset[str]
+
+    @property
+    def plain(self) -> str:
+        """As ``normalise`` makes it."""
+        return _normalise(self.text)
 
     def in_order(self) -> list[str]:
         """The content words."""
@@ -354,12 +358,22 @@ def _content(text: str) -> _Content:
 # As with ``_normalise``: each turn is compared with all before it.
 @lru_cache(maxsize=256)
 def _content_of(text: str) -> _Content:
-    plain = content = _normalise(text)
-    if not plain.isascii():
-        for variant, word in _SAME_WORDS:
-            content = content.replace(variant, word)
-    tokens = _tokens(content)[:MAX_TOKENS]
-    return _Content(plain, tokens, frozenset(tokens) - _FILLER)
+    if _is_plain(text):
+        tokens = text.translate(_ASCII_BLANKS).split()
+    else:
+        content = _normalise(text)
+        if not content.isascii():
+            for variant, word in _SAME_WORDS:
+                content = content.replace(variant, word)
+        tokens = _tokens(content)
+    if len(tokens) > MAX_TOKENS:
+        tokens = tokens[:MAX_TOKENS]
+    return _Content(text, tokens, frozenset(tokens) - _FILLER)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether normalising drops and folds nothing of ``text`` that would change its tokens."""
+    return text.isascii() and len(text) <= MAX_CHARS and ">" not in text and "```" not in text
 
 
 def _tokens(plain: str) -> list[str]:
@@ -373,7 +387,10 @@ def words(text: str) -> tuple[str, ...]:
 
     Of a long text those of its first and of its last ``EDGE_CHARS``.
     """
-    plain = _DIGITS.sub("0", normalise(text))
+    # Each reply is read for this once: there is nothing to remember.
+    plain = _normalise.__wrapped__(text[: 4 * MAX_CHARS])
+    if not plain.isascii() or len(plain.encode().translate(None, _ASCII_DIGITS)) < len(plain):
+        plain = _DIGITS.sub("0", plain)
     if len(plain) > 2 * EDGE_CHARS:
         plain = f"{plain[:EDGE_CHARS]} {plain[-EDGE_CHARS:]}"
     return tuple(_tokens(plain))

@@ -424,7 +424,8 @@ def test_steps_of_which_nothing_was_said_are_scored_as_others_are(
     quiet = [replace(s, feedback=(), turn_id=f"a{n}") for n, s in enumerate(steps)]
     for item in (make_segment(quiet), make_segment(steps)):
         for one, context in zip(item.steps, contexts(item, weights, {}, {}), strict=True):
-            expected = formulas._score(one, context, weights, NO_PLUGINS)
+            fresh = formulas._Nothing(weights, {})
+            expected = formulas._score(one, context, weights, NO_PLUGINS, fresh)
             assert score_step(one, context, weights) == expected
             again = replace(one, turn_id="another")
             assert score_step(again, context, weights) == replace(expected, turn_id="another")
