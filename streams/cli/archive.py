@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from streams.cli.common import print_json, settings_of
+from streams.cli.common import print_json, print_table, settings_of
 from streams.errors import ArchiveError
 
 if TYPE_CHECKING:
@@ -240,14 +240,14 @@ def _partition_json(
 
 
 def _print_partitions(listed: Sequence[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
 
     from streams.times import show_time
 
-    table = Table(
-        "topic", "partition", "files", "records", "MB", "offsets", "from (UTC)", "to (UTC)"
-    )
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    names = ("topic", "partition", "files", "records", "MB", "offsets", "from (UTC)", "to (UTC)")
+    for name in names:
+        table.add_column(name, justify="left" if name == "topic" else "right", no_wrap=True)
     for item in listed:
         table.add_row(
             item["topic"],
@@ -259,7 +259,7 @@ def _print_partitions(listed: Sequence[dict[str, Any]]) -> None:
             show_time(item["first"]),
             show_time(item["last"]),
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _print_report(report: TopicReport) -> None:

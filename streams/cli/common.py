@@ -7,11 +7,16 @@ import json
 import signal
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from streams.settings import Settings, load_settings
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_WIDEST = 10_000
 
 
 def settings_of(ctx: typer.Context) -> Settings:
@@ -23,6 +28,18 @@ def settings_of(ctx: typer.Context) -> Settings:
 def print_json(value: Any) -> None:
     """One line of JSON on standard output."""
     sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+
+
+def print_table(table: Table) -> None:
+    """A table, as wide as it is: a terminal that is too narrow wraps its rows.
+
+    What is cut off cannot be told apart, and words that are folded cannot be searched for.
+    """
+    from rich.console import Console
+
+    needed = Console(width=_WIDEST).measure(table).maximum
+    console = Console(width=max(Console().width, needed), soft_wrap=True)
+    console.print(table)
 
 
 @contextlib.contextmanager

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from streams.cli.common import print_json, settings_of
+from streams.cli.common import print_json, print_table, settings_of
 from streams.errors import SettingsError
 from streams.settings import Settings
 
 if TYPE_CHECKING:
+    from rich.console import Group
     from rich.table import Table
 
     from streams.errors import BrokerError
@@ -67,7 +68,7 @@ def lag(
             if as_json:
                 print_json([_as_dict(status) for status in statuses])
             else:
-                _print(_table(statuses))
+                _print(statuses)
             if fail and _is_bad(statuses):
                 raise typer.Exit(_BAD_EXIT)
 
@@ -141,20 +142,37 @@ def _serve(view: Watch, place: tuple[str, int], interval_s: float) -> None:
 
 
 def _follow(view: Watch, interval_s: float, as_json: bool) -> None:
+    """Look until Ctrl-C; Kafka may come and go once it has answered."""
     from rich.console import Console
     from rich.live import Live
 
     try:
+        statuses = view.take()
         if as_json:
             while True:
-                print_json([_as_dict(status) for status in view.take()])
+                if statuses:
+                    print_json([_as_dict(status) for status in statuses])
                 time.sleep(interval_s)
+                statuses = _again(view, lambda why: typer.echo(why, err=True))
         with Live(console=Console(), auto_refresh=False) as live:
             while True:
-                live.update(_table(view.take()), refresh=True)
+                if statuses:
+                    live.update(_report(statuses), refresh=True)
                 time.sleep(interval_s)
+                statuses = _again(view, live.console.print)
     except KeyboardInterrupt:
         return
+
+
+def _again(view: Watch, tell: Callable[[str], None]) -> list[LagStatus]:
+    """One more look; nothing if Kafka does not answer, and why is told."""
+    from streams.errors import BrokerError
+
+    try:
+        return view.take()
+    except BrokerError as error:
+        tell(f"Kafka does not answer: {error}")
+        return []
 
 
 def _is_bad(statuses: list[LagStatus]) -> bool:
@@ -169,40 +187,73 @@ def _as_dict(status: LagStatus) -> dict[str, Any]:
     return place | fields
 
 
+def _report(statuses: list[LagStatus]) -> Group:
+    """A row a partition, and below what is said of them, the worst first."""
+    from rich.console import Group
+    from rich.text import Text
+
+    return Group(_table(statuses), Text(), *map(Text, _reasons(statuses)))
+
+
 def _table(statuses: list[LagStatus]) -> Table:
     from rich.table import Table
 
-    table = Table(
-        "stage", "topic", "part.", "read up to", "end", "lag", "read/s", "arrived", "state", "why"
-    )
+    from streams.lag.burrow import State
+
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    for name in ("stage", "partition"):
+        table.add_column(name, no_wrap=True)
+    for name in ("read", "end", "lag", "read/s", "arrived", "happened"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("state", no_wrap=True)
     for status in statuses:
         lag = status.lag
         table.add_row(
             lag.stage,
-            lag.topic,
-            str(lag.partition),
-            "nothing yet" if lag.current is None else str(lag.current),
+            f"{lag.topic}/{lag.partition}",
+            "-" if lag.current is None else str(lag.current),
             str(lag.end),
             str(lag.lag),
-            "" if status.read_per_s is None else f"{status.read_per_s:,.0f}",
-            _ago(status),
-            status.state.value,
-            status.reason,
+            "" if status.read_per_s is None else f"{status.read_per_s:.0f}",
+            _ago(status.time_lag_s),
+            _ago(status.event_time_lag_s),
+            "-" if status.state is State.UNKNOWN else status.state.value,
         )
     return table
 
 
-def _ago(status: LagStatus) -> str:
-    if not status.time_lag_s:
+def _reasons(statuses: list[LagStatus]) -> list[str]:
+    """A line for each different thing that is said, with the partitions it is said of."""
+    from streams.lag.burrow import State
+
+    said: dict[tuple[State, str, str], dict[str, list[str]]] = {}
+    for status in statuses:
+        topics = said.setdefault((status.state, status.lag.stage, status.reason), {})
+        topics.setdefault(status.lag.topic, []).append(str(status.lag.partition))
+    worst_first = sorted(said, key=lambda key: -list(State).index(key[0]))
+    lines = []
+    for key in worst_first:
+        state, stage, reason = key
+        places = " ".join(f"{topic}/{','.join(parts)}" for topic, parts in said[key].items())
+        name = "-" if state is State.UNKNOWN else state.value
+        lines.append(f"{name:<6} {stage} {places}: {reason}")
+    return lines
+
+
+def _ago(seconds: float | None) -> str:
+    if not seconds:
         return ""
-    seconds = status.time_lag_s
     for unit, size in (("d", 86_400), ("h", 3_600), ("min", 60)):
         if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.1f} s ago"
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.1f} s"
 
 
-def _print(table: Table) -> None:
+def _print(statuses: list[LagStatus]) -> None:
     from rich.console import Console
 
-    Console().print(table)
+    print_table(_table(statuses))
+    console = Console()
+    console.print()
+    for line in _reasons(statuses):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from confluent_kafka import (
     Consumer,
@@ -25,6 +26,13 @@ _PATIENCE_S = 60.0
 _RETRY_S = 0.2
 _PEEK_RECORDS = 100
 _PEEK_S = 10.0
+PEEKING: Mapping[str, Any] = {
+    "enable.partition.eof": True,
+    # One that stands at a partition's end would keep its connection for half a second.
+    "fetch.wait.max.ms": 10,
+    "max.partition.fetch.bytes": 64 * 1024,
+}
+"""What a consumer needs besides to look at single records of many partitions."""
 _COORDINATOR_STARTS = frozenset(
     {
         KafkaError.COORDINATOR_NOT_AVAILABLE,
@@ -101,8 +109,8 @@ def measure(
 
     Args:
         admin: For topics.
-        consumer: A read_committed consumer with ``enable.partition.eof`` for looking whether
-            anything but markers is left; it is assigned here.
+        consumer: A read_committed consumer with ``PEEKING`` for looking whether anything but
+            markers is left; it is assigned here, and in the end nothing is.
         positions: Where stages stand that do not commit to Kafka.
         open_group: Makes a consumer of the group of this name, to read its commits; it is
             closed here. Called again for each try while the group's coordinator starts.
@@ -236,6 +244,13 @@ def _unread(
     The number is None if it was not asked for, or the end is not reached in time.
     """
     consumer.assign([place])
+    try:
+        return _counted(consumer, count_all)
+    finally:
+        consumer.unassign()
+
+
+def _counted(consumer: Consumer, count_all: bool) -> tuple[int | None, Message | None]:
     records, deadline_s = 0, time.monotonic() + _PEEK_S
     oldest: Message | None = None
     while time.monotonic() < deadline_s:

@@ -7,11 +7,27 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
 
+from streams.errors import BrokerError
 from streams.kafka.clients import make_admin, make_consumer, resolve_bootstrap
 from streams.lag.burrow import Sample, State, judge
-from streams.lag.groups import JUDGE, EventTime, PartitionLag, Stage, measure, members_of
+from streams.lag.groups import (
+    JUDGE,
+    PEEKING,
+    EventTime,
+    PartitionLag,
+    Stage,
+    measure,
+    members_of,
+)
 from streams.settings import Settings
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer
+    from confluent_kafka.admin import AdminClient
+
+T = TypeVar("T")
 
 GROUP = "clawstream-lag"
 """Named by its reader's consumer, which joins no group."""
@@ -154,27 +170,69 @@ def watching(
     Raises:
         BrokerError: Kafka does not answer, or there is none to ask.
     """
-    address = resolve_bootstrap(settings)
-    overrides = {"enable.partition.eof": True}
-    consumer = make_consumer(settings.kafka, address, group=GROUP, overrides=overrides)
-    admin = make_admin(settings.kafka, address)
+    clients = _Clients(settings)
+    clients.connect()
     also = (JUDGE,) if settings.judge.is_named else ()
     try:
         yield Watch(
-            lambda: measure(
-                admin,
-                consumer,
-                positions(),
-                open_group=lambda group: make_consumer(settings.kafka, address, group=group),
-                address=address,
-                event_time=event_time,
-                also=also,
+            lambda: clients.ask(
+                lambda admin, consumer, address: measure(
+                    admin,
+                    consumer,
+                    positions(),
+                    open_group=lambda group: make_consumer(settings.kafka, address, group=group),
+                    address=address,
+                    event_time=event_time,
+                    also=also,
+                )
             ),
-            lambda: members_of(admin, address, also),
+            lambda: clients.ask(lambda admin, _, address: members_of(admin, address, also)),
             window=window,
         )
     finally:
-        consumer.close()
+        clients.close()
+
+
+class _Clients:
+    """An admin client and a consumer, made anew for the look after one that failed.
+
+    An admin client of librdkafka's that lost a group's coordinator may wait for that connection
+    for ever, long after the broker is back.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._made: tuple[AdminClient, Consumer, str] | None = None
+
+    def connect(self) -> tuple[AdminClient, Consumer, str]:
+        """Both, and the address they ask.
+
+        Raises:
+            BrokerError: There is no Kafka to ask.
+        """
+        if self._made is None:
+            kafka, address = self._settings.kafka, resolve_bootstrap(self._settings)
+            consumer = make_consumer(kafka, address, group=GROUP, overrides=PEEKING)
+            self._made = make_admin(kafka, address), consumer, address
+        return self._made
+
+    def ask(self, question: Callable[[AdminClient, Consumer, str], T]) -> T:
+        """The answer to a question.
+
+        Raises:
+            BrokerError: Kafka does not answer.
+        """
+        try:
+            return question(*self.connect())
+        except BrokerError:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of both; idempotent."""
+        made, self._made = self._made, None
+        if made is not None:
+            made[1].close()
 
 
 def _rate(window: Sequence[Sample], offsets: Sequence[int]) -> float | None:

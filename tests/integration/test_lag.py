@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +15,14 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 
 from streams.errors import BrokerError
 from streams.kafka.clients import make_admin, make_consumer
+from streams.kafka.embedded import embedded_dir, start_kafka, stop_kafka
 from streams.lag import groups
 from streams.lag.burrow import State
 from streams.lag.groups import PartitionLag, Stage, measure, members_of
-from streams.lag.watch import LagStatus, Watch
-from streams.settings import KafkaSettings
+from streams.lag.watch import LagStatus, Watch, watching
+from streams.settings import KafkaSettings, Settings
 from tests.conftest import CreateTopics
+from tests.conftest import create_topics as create_topics_at
 from tests.integration.harness import DEADLINE_S
 
 pytestmark = pytest.mark.broker
@@ -25,8 +30,9 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def reader(kafka_bootstrap: str) -> Iterator[Consumer]:
-    overrides = {"enable.partition.eof": True}
-    consumer = make_consumer(KafkaSettings(), kafka_bootstrap, group="lag", overrides=overrides)
+    consumer = make_consumer(
+        KafkaSettings(), kafka_bootstrap, group="lag", overrides=groups.PEEKING
+    )
     yield consumer
     consumer.close()
 
@@ -228,3 +234,45 @@ def test_a_group_that_was_set_back_rewinds(kafka_bootstrap: str, topic: str, wat
     assert (status.state, "from offset 5 to 1" in status.reason) == (State.REWIND, True)
     assert status.time_lag_s is not None
     assert 0 < status.time_lag_s < 3_600
+
+
+def test_no_partition_stays_assigned_after_a_look(
+    kafka_bootstrap: str, reader: Consumer, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A consumer that waits at an end keeps its connection: each question took half a second."""
+    produce(kafka_bootstrap, topic, 2, transactional_id=f"t-{topic}")
+    stage = Stage("s", f"group-{topic}", (topic,))
+    monkeypatch.setattr(groups, "STAGES", ())
+    positions = {stage: {(topic, 0): 2}}
+    measure_all(kafka_bootstrap, reader, positions)
+    assert reader.assignment() == []
+
+
+def test_a_watch_goes_on_when_the_broker_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also its admin client, which had spoken with the group's coordinator before."""
+    settings = Settings(data_dir=tmp_path)
+    folder = embedded_dir(settings.data_dir)
+    monkeypatch.setattr(groups, "STAGES", (Stage("s", "group", ("t",)),))
+    try:
+        running = start_kafka(folder)
+        create_topics_at(running.bootstrap_servers, {"t": (1, {})})
+        produce(running.bootstrap_servers, "t", 3)
+        commit(running.bootstrap_servers, "group", "t", 1)
+        with watching(settings) as watch:
+            (before,) = watch.take()
+            os.kill(running.pid, signal.SIGKILL)
+            with pytest.raises(BrokerError):
+                watch.take()
+            start_kafka(folder)
+            deadline_s = time.monotonic() + DEADLINE_S
+            while True:
+                try:
+                    (after,) = watch.take()
+                    break
+                except BrokerError:
+                    assert time.monotonic() < deadline_s, "the watch never came back"
+        assert (before.lag.lag, after.lag.lag, after.state) == (2, 2, State.STOP)
+    finally:
+        stop_kafka(folder)

@@ -55,6 +55,9 @@ class Peek:
     def assign(self, places: list[TopicPartition]) -> None:
         pass
 
+    def unassign(self) -> None:
+        pass
+
     def poll(self, timeout: float) -> Any:
         return next(self.messages, None)
 
