@@ -18,6 +18,7 @@ from streams.settings import RewardSettings
 FILE = Path(__file__).with_name("labelled.tsv")
 LATER = FILE.with_name("later.tsv")
 LAST = FILE.with_name("last.tsv")
+REPLIED = FILE.with_name("replied.tsv")
 LINE_BREAK = "⏎"
 REPORTED = (
     Signal.REPETITION,
@@ -37,6 +38,7 @@ class Case:
     signals: frozenset[Signal]
     text: str
     earlier: str | None
+    reply: str | None
 
     @property
     def held_out(self) -> bool:
@@ -69,10 +71,10 @@ def load(file: Path = FILE) -> list[Case]:
 
 
 def _case(line: str) -> Case:
-    language, role, names, text, *earlier = line.split("\t")
+    language, role, names, text, *before = line.split("\t")
     signals = frozenset(Signal(name) for name in names.split(",") if name != "-")
-    (before,) = earlier or (None,)
-    return Case(language, role, signals, text.replace(LINE_BREAK, "\n"), before)
+    earlier, reply, *_ = (*(words or None for words in before), None, None)
+    return Case(language, role, signals, text.replace(LINE_BREAK, "\n"), earlier, reply)
 
 
 def found(case: Case) -> frozenset[Signal]:
@@ -123,7 +125,7 @@ def main() -> None:
         for case in half if wanted == name else ():
             if found(case) != case.signals:
                 print(f"{sorted(case.signals)} found {sorted(found(case))}: {case.text!r}")
-    for file in (LATER, LAST):
+    for file in (LATER, LAST, REPLIED):
         cases = load(file)
         print(f"{file.stem}: {len(cases)} cases\n\n{table(cases)}")
 

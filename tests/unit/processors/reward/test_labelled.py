@@ -11,6 +11,7 @@ from processors.reward.signals import Signal
 from tests.unit.processors.reward.labelled import (
     LAST,
     LATER,
+    REPLIED,
     REPORTED,
     found,
     load,
@@ -30,6 +31,16 @@ def test_the_file_is_large_enough_and_each_half_has_every_signal() -> None:
         found = Counter(signal for case in half for signal in case.signals)
         assert min(found[signal] for signal in REPORTED) >= 10
         assert sum(not case.signals for case in half) >= 60
+
+
+def test_the_cases_with_their_replies_are_enough_in_each_language() -> None:
+    cases = load(REPLIED)
+    assert all(case.reply for case in cases)
+    assert not {case.text for case in cases} & {case.text for case in CASES}
+    for language in ("en", "zh"):
+        of_language = [case for case in cases if case.language == language]
+        assert len(of_language) >= 80
+        assert sum(not case.signals for case in of_language) >= 25
 
 
 def test_no_case_is_in_the_file_twice() -> None:
