@@ -28,7 +28,7 @@ from processors.bench.process import BenchError, Subject
 from processors.bench.replayed import ReplayedLog, start_shadow
 from processors.bench.subjects.shadow import BEGUN, DONE, REACHED
 from processors.replay.shadow import Job, store_path
-from processors.replay.store import Made, PartitionStore
+from processors.replay.store import PartitionStore
 from streams.archive.store import LocalStore
 from streams.archive.writing import Archiver, Rolling
 from streams.bench.machine import describe_machine
@@ -111,20 +111,26 @@ class _Bench:
             MINUTES: MANY_TURNS / turns_per_s / 60,
         }
 
-    def segments(self) -> list[Made]:
+    def segments(self) -> list[tuple[TrajectorySegment, bytes]]:
         """What the aligner makes of the log, in the order in which it closed."""
         folder = self.folder / "segments"
         with start_shadow(self.log.job(), folder, self.config, keep=True) as process:
             process.wait_event(DONE, LIMIT_S)
             if process.process.wait(FLUSH_S) != 0:
                 raise process.failure("did not end well")
-        made: list[Made] = []
+        codec = build_codec()
+        made: list[tuple[TrajectorySegment, bytes]] = []
         for partition in {item.partition for item in self.log.ranges}:
             store = PartitionStore(store_path(folder / "pass-0", partition))
-            made.extend(store.made())
+            made += [(codec.decode(value, TrajectorySegment), value) for _, value in store.made()]
             store.close()
         shutil.rmtree(folder)
-        return sorted(made, key=lambda one: (one.closed_at, one.segment_id, one.revision))
+        return sorted(made, key=_closing_order)
+
+
+def _closing_order(made: tuple[TrajectorySegment, bytes]) -> tuple[int, str, int]:
+    segment, _ = made
+    return segment.closed_at, segment.segment_id, segment.revision
 
 
 def run(settings: Settings, plan: ReplayPlan, on_step: OnStep) -> Report:
@@ -183,20 +189,22 @@ def _archive(settings: Settings, log: ReplayedLog, folder: Path) -> str:
 
 
 def _scoring(
-    settings: Settings, topics: Topics, bootstrap: str, partitions: int, segments: Sequence[Made]
+    settings: Settings,
+    topics: Topics,
+    bootstrap: str,
+    partitions: int,
+    segments: Sequence[tuple[TrajectorySegment, bytes]],
 ) -> Job:
     """Put segments into a topic; the replay of the reward stage over it."""
     topic = Names.fresh("replayed").of("segments")
     topics.make({SEGMENTS: topic})
-    codec = build_codec()
     producer = make_producer(settings.kafka, bootstrap, overrides={"linger.ms": 20})
     ends = dict.fromkeys(range(partitions), 0)
-    for made in segments:
-        segment = codec.decode(made.value, TrajectorySegment)
+    for segment, value in segments:
         key = (segment.user_id or segment.session_id).encode()
         partition = partition_for(key, partitions)
         ends[partition] += 1
-        producer.produce(topic, key=key, value=made.value, partition=partition)
+        producer.produce(topic, key=key, value=value, partition=partition)
         producer.poll(0)
     if producer.flush(FLUSH_S):
         raise BenchError("Kafka did not take the bench's segments")

@@ -1,18 +1,75 @@
-"""Holds what a replay made against what the live stage put out."""
+"""Holds what a replay made against what the live stage put out.
+
+Of the outputs of a replay only heads and digests are in memory; the outputs themselves are read
+again where they differ.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from hashlib import blake2b
+from typing import Any, Literal, Protocol
 
 import msgspec
 
-from processors.replay.store import Made
+from streams.errors import RecordError
 
 MAX_EXAMPLES = 10
+DIGEST_BYTES = 16
 Where = Literal["read", "before", "after"]
 """Whether what an output is made of, and its due time, are in what was replayed."""
+
+
+class Head(msgspec.Struct, frozen=True, gc=False):
+    """Which output it is.
+
+    Attributes:
+        segment_id: Of the segment.
+        revision: Its revision.
+        session: Policy and session id.
+        ordinal: Of the segment in its session.
+        closed_at: Of this revision.
+    """
+
+    segment_id: str
+    revision: int
+    session: str
+    ordinal: int
+    closed_at: int
+
+
+class Kept(msgspec.Struct, frozen=True, gc=False):
+    """An output of a replay.
+
+    Attributes:
+        head: Which.
+        digest: Of its bytes (:func:`digest_of`).
+        partition: Of the store that has it.
+        number: Its number there.
+    """
+
+    head: Head
+    digest: bytes
+    partition: int
+    number: int
+
+
+class Here(Protocol):
+    """What a replay made."""
+
+    def __iter__(self) -> Iterator[Kept]:
+        """All outputs."""
+        ...
+
+    def value(self, kept: Kept) -> bytes:
+        """The bytes of one of them."""
+        ...
+
+
+def digest_of(value: bytes) -> bytes:
+    """Equal for equal outputs only."""
+    return blake2b(value, digest_size=DIGEST_BYTES).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +121,7 @@ class Comparison:
         """Whether nothing differs of what can be compared."""
         return not (self.only_here or self.only_there or self.different)
 
-    def note(self, item: Made, kind: str, fields: Iterable[str] = ()) -> None:
+    def note(self, item: Head, kind: str, fields: Iterable[str] = ()) -> None:
         """Count a difference."""
         paths = tuple(sorted(set(fields)))
         setattr(self, kind, getattr(self, kind) + 1)
@@ -77,66 +134,88 @@ class Comparison:
 
 
 def compare(
-    here: Iterable[Made],
-    there: Iterable[Made],
+    here: Here,
+    there: Iterable[tuple[Head, bytes]],
     decode: Callable[[bytes], Any],
     *,
     from_ms: int,
-    where: Callable[[Made], Where] = lambda made: "read",
+    where: Callable[[Head, bytes], Where] = lambda head, value: "read",
 ) -> Comparison:
     """Compare all that closed from ``from_ms`` on.
 
     Args:
         here: What the replay made, all of it.
         there: What the live stage put out, from where the replay began to read.
-        decode: The record in an output's bytes.
+        decode: The record in an output's bytes; raises ``RecordError`` if there is none, and
+            such a live output is passed over.
         from_ms: Earlier closings are not compared.
         where: Asked of live outputs that the replay did not make.
     """
-    mine = {(item.segment_id, item.revision): item for item in here}
-    made_ordinals = {(item.session, item.ordinal) for item in mine.values()}
+    mine = {(kept.head.segment_id, kept.head.revision): kept for kept in here}
     found = Comparison()
-    missing: list[Made] = []
+    missing: list[Head] = []
     older: set[str] = set()
     last_live_ms = -1
-    for item in there:
-        last_live_ms = max(last_live_ms, item.closed_at)
-        own = mine.pop((item.segment_id, item.revision), None)
-        place = where(item) if own is None else "read"
+    for head, value in there:
+        key = (head.segment_id, head.revision)
+        own = mine.get(key)
+        counts = head.closed_at >= from_ms
+        try:
+            place = where(head, value) if own is None else "read"
+            paths = _paths(here, own, value, decode) if own is not None and counts else ()
+        except RecordError:
+            continue  # A stage of ours does not write such; the topic may be shared.
+        mine.pop(key, None)
+        last_live_ms = max(last_live_ms, head.closed_at)
         if place == "before":
-            older.add(item.session)
-        if item.closed_at < from_ms or place == "after":
+            older.add(head.session)
+        if not counts or place == "after":
             continue
         if own is None:
-            missing.append(item)
-        elif own.value == item.value:
-            found.equal += 1
+            missing.append(head)
+        elif paths:
+            found.note(head, "different", paths)
         else:
-            paths = list(differing(decode(own.value), decode(item.value)))
-            # Other bytes of the same content, such as another schema id, are no difference.
-            if paths:
-                found.note(item, "different", paths)
-            else:
-                found.equal += 1
-    known = made_ordinals | {(item.session, item.ordinal) for item in missing}
-    older.update(
-        item.session
-        for item in missing
-        if item.ordinal > 0 and (item.session, item.ordinal - 1) not in known
-    )
-    for item in missing:
-        if item.session in older:
+            found.equal += 1
+    older |= _cut(here, missing)
+    for head in missing:
+        if head.session in older:
             found.began_before += 1
         else:
-            found.note(item, "only_there")
-    for item in mine.values():
-        if item.closed_at < from_ms or item.session in older:
+            found.note(head, "only_there")
+    for kept in mine.values():
+        head = kept.head
+        if head.closed_at < from_ms or head.session in older:
             continue
-        if item.closed_at > last_live_ms:
+        if head.closed_at > last_live_ms:
             found.not_yet_live += 1
         else:
-            found.note(item, "only_here")
+            found.note(head, "only_here")
     return found
+
+
+def _paths(here: Here, own: Kept, value: bytes, decode: Callable[[bytes], Any]) -> tuple[str, ...]:
+    """Where two outputs differ. Other bytes of the same content, such as another schema id, are
+    no difference.
+    """
+    if own.digest == digest_of(value):
+        return ()
+    return tuple(differing(decode(here.value(own)), decode(value)))
+
+
+def _cut(here: Here, missing: Iterable[Head]) -> set[str]:
+    """The sessions of live outputs of which the replay does not know what came before."""
+    later = {head.session for head in missing if head.ordinal > 0}
+    if not later:
+        return later
+    known = {(head.session, head.ordinal) for head in missing}
+    made = (kept.head for kept in here)
+    known |= {(head.session, head.ordinal) for head in made if head.session in later}
+    return {
+        head.session
+        for head in missing
+        if head.ordinal > 0 and (head.session, head.ordinal - 1) not in known
+    }
 
 
 def differing(one: Any, other: Any, path: str = "") -> Iterator[str]:
@@ -159,4 +238,4 @@ def _differing(one: Any, other: Any, path: str) -> Iterator[str]:
         yield path
 
 
-__all__ = ["Comparison", "Difference", "compare", "differing"]
+__all__ = ["Comparison", "Difference", "Head", "Here", "Kept", "compare", "differing", "digest_of"]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from processors.feedback_align import codec as align_codec
-from processors.replay.compare import Comparison, Where, compare
+from processors.replay.compare import Comparison, Head, Kept, Where, compare, digest_of
 from processors.replay.shadow import Job, load_job, store_path
 from processors.replay.stages import RECORD_TYPES, Stage
-from processors.replay.store import Made, PartitionStore
+from processors.replay.store import PartitionStore
 from streams.archive.reading import open_archive
 from streams.contracts import TrajectorySegment
 from streams.errors import RecordError, ReplayError
@@ -80,39 +80,54 @@ def compare_with_live(folder: Path, settings: Settings) -> Comparison:
     codec = build_codec(settings.schema_registry_url)
     record_type = RECORD_TYPES[stage.name]
     clocks = outcomes(folder).clocks
-    return compare(
-        _made(folder, job),
-        _live(settings, stage, job),
-        lambda value: codec.decode(value, record_type),
-        from_ms=job.compare_from_ms,
-        where=_where(job, clocks, codec),
-    )
+    with _Made(folder, job, stage) as made:
+        return compare(
+            made,
+            _live(settings, stage, job),
+            lambda value: codec.decode(value, record_type),
+            from_ms=job.compare_from_ms,
+            where=_where(job, clocks, codec),
+        )
 
 
 def _partitions(job: Job) -> list[int]:
     return sorted({item.partition for item in job.ranges})
 
 
-def _made(folder: Path, job: Job) -> Iterator[Made]:
-    for partition in _partitions(job):
-        store = PartitionStore(store_path(folder, partition))
-        try:
-            yield from store.made()
-        finally:
+class _Made:
+    """What a replay made (``compare.Here``)."""
+
+    def __init__(self, folder: Path, job: Job, stage: Stage) -> None:
+        self._describe = stage.describe
+        self._stores = {p: PartitionStore(store_path(folder, p)) for p in _partitions(job)}
+
+    def __enter__(self) -> _Made:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for store in self._stores.values():
             store.close()
 
+    def __iter__(self) -> Iterator[Kept]:
+        for partition, store in self._stores.items():
+            for number, value in store.made():
+                yield Kept(self._describe(value), digest_of(value), partition, number)
 
-def _live(settings: Settings, stage: Stage, job: Job) -> Iterator[Made]:
+    def value(self, kept: Kept) -> bytes:
+        return self._stores[kept.partition].output(kept.number)
+
+
+def _live(settings: Settings, stage: Stage, job: Job) -> Iterator[tuple[Head, bytes]]:
     sessions = set(job.sessions)
     for value in _live_values(settings, stage.output, job):
         if value is None:
             continue
         try:
-            made = stage.describe(value)
+            head = stage.describe(value)
         except RecordError:
             continue  # A stage of ours does not write such; the topic may be shared.
-        if not sessions or made.session.partition("/")[2] in sessions:
-            yield made
+        if not sessions or head.session.partition("/")[2] in sessions:
+            yield head, value
 
 
 def _live_values(settings: Settings, topic: str, job: Job) -> Iterator[bytes | None]:
@@ -128,22 +143,22 @@ def _live_values(settings: Settings, topic: str, job: Job) -> Iterator[bytes | N
             yield row.value
 
 
-def _where(job: Job, clocks: dict[int, int], codec: Codec) -> Callable[[Made], Where]:
+def _where(job: Job, clocks: dict[int, int], codec: Codec) -> Callable[[Head, bytes], Where]:
     """Whether the replay read what a live output was made of, and got as far as its due time."""
     if job.stage != "align":
         # Each record that was read has an output, or is counted among the dead letters.
-        return lambda made: "after"
+        return lambda head, value: "after"
     ranges: dict[tuple[str, int], Range] = {(r.topic, r.partition): r for r in job.ranges}
 
-    def where(made: Made) -> Where:
-        lineage = codec.decode(made.value, TrajectorySegment).lineage
+    def where(head: Head, value: bytes) -> Where:
+        lineage = codec.decode(value, TrajectorySegment).lineage
         places = [(ref.offset, ranges.get((ref.topic, ref.partition))) for ref in lineage]
         known = [(offset, item) for offset, item in places if item is not None]
         if len(known) < len(places) or any(offset >= item.end for offset, item in known):
             return "after"
         if any(offset < item.start for offset, item in known):
             return "before"
-        return "read" if made.closed_at <= clocks.get(lineage[0].partition, -1) else "after"
+        return "read" if head.closed_at <= clocks.get(lineage[0].partition, -1) else "after"
 
     return where
 

@@ -439,7 +439,7 @@ class _Pass:
         made = []
         for output in outcome.outputs:
             if output.topic == stage.output and output.value is not None:
-                made.append(stage.describe(output.value))
+                made.append(output.value)
             else:
                 self._counts[output.topic] += 1
         self._counts["records"] += outcome.records

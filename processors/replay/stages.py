@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from processors.feedback_align import app as align
 from processors.feedback_align.agent import AlignTopics
-from processors.replay.store import Made
+from processors.replay.compare import Head
 from processors.reward import app as reward
 from processors.reward.agent import RewardTopics
 from processors.runtime.records import LogReader, PartitionProcessor
 from processors.runtime.spec import WorkerSpec
 from processors.runtime.topics import Cluster
-from streams.contracts import ScoredSegment, TrajectorySegment
+from streams.contracts import Record, ScoredSegment, TrajectorySegment
 from streams.errors import ReplayError
 from streams.metrics import ProcessorMetrics
 from streams.serde import Codec
@@ -36,7 +37,7 @@ class Stage:
         needs_before_ms: So much of the log before a time must be read for its outputs from
             that time on to be those of a worker that has always run.
         make: Makes the processor of a partition.
-        describe: What an output is.
+        describe: Which output it is; raises ``RecordError`` if it is none.
     """
 
     name: StageName
@@ -45,7 +46,7 @@ class Stage:
     others: tuple[str, ...]
     needs_before_ms: int
     make: Callable[[int, Cluster], PartitionProcessor]
-    describe: Callable[[bytes], Made]
+    describe: Callable[[bytes], Head]
 
 
 def build_stage(
@@ -89,31 +90,29 @@ def _stage(
     spec: WorkerSpec,
     output: str,
     before_ms: int,
-    describe: Callable[[bytes], Made],
+    describe: Callable[[bytes], Head],
 ) -> Stage:
     others = tuple(topic for topic in spec.outputs if topic != output)
     return Stage(name, spec.inputs, output, others, before_ms, spec.make_processor, describe)
 
 
-def segment_reader(codec: Codec) -> Callable[[bytes], Made]:
-    """Describes a record of ``trajectory.segments``."""
-    return lambda value: _made(codec.decode(value, TrajectorySegment), value)
+def segment_reader(codec: Codec) -> Callable[[bytes], Head]:
+    """Describes a record of ``trajectory.segments``. Only its beginning is read."""
+    return partial(_head, codec, TrajectorySegment, _HEAD)
 
 
-def scored_reader(codec: Codec) -> Callable[[bytes], Made]:
-    """Describes a record of ``trajectory.scored``."""
-    return lambda value: _made(codec.decode(value, ScoredSegment).segment, value)
+def scored_reader(codec: Codec) -> Callable[[bytes], Head]:
+    """Describes a record of ``trajectory.scored``. Only its beginning is read."""
+    return partial(_head, codec, ScoredSegment, tuple(f"segment.{name}" for name in _HEAD))
 
 
-def _made(segment: TrajectorySegment, value: bytes) -> Made:
-    return Made(
-        segment_id=segment.segment_id,
-        revision=segment.revision,
-        session=f"{segment.policy}/{segment.session_id}",
-        ordinal=segment.ordinal,
-        closed_at=segment.closed_at,
-        value=value,
-    )
+_HEAD = ("segment_id", "revision", "policy", "session_id", "ordinal", "closed_at")
+
+
+def _head(codec: Codec, kind: type[Record], paths: tuple[str, ...], value: bytes) -> Head:
+    picked = codec.pick(value, kind, paths)
+    segment_id, revision, policy, session_id, ordinal, closed_at = picked
+    return Head(segment_id, revision, f"{policy}/{session_id}", ordinal, closed_at)
 
 
 RECORD_TYPES: Mapping[StageName, type[TrajectorySegment] | type[ScoredSegment]] = {

@@ -1,49 +1,41 @@
 """What a replay has done so far, on disk: one SQLite file for each partition.
 
-State, outputs and positions of an outcome are written in one transaction of SQLite's, so a
-replay that was killed goes on where it stood and puts nothing out twice.
+State, outputs and positions are written together, in one transaction of SQLite's, of as many
+outcomes as came within a moment. A replay that was killed goes on where it stood at the last of
+these, and puts nothing out twice.
 """
 
 from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import msgspec
-
 from processors.runtime.records import Outcome
+from streams.errors import ReplayError
 
-# Values are large and keys come in no order: rows kept by key would split pages all the time.
+KEPT_S = 2.0
+"""At most about so much work is lost when a replay is killed. What the state becomes and then
+becomes again within that time is written once."""
+
+KEPT_BYTES = 64 * 1024 * 1024
+"""About so much waits in memory at most."""
+
+_VERSION = 2
+_BUSY_S = 60.0
+
+# Outputs are rows of some kilobytes that nobody looks for by what is in them: they are written
+# one after the other, in pages that hold several. State entries are alike large, and their keys
+# come in no order: rows kept by key would split pages all the time.
+_PAGE_BYTES = 16 * 1024
 _TABLES = """
 CREATE TABLE IF NOT EXISTS state (key BLOB PRIMARY KEY, value BLOB NOT NULL);
-CREATE TABLE IF NOT EXISTS made (
-    segment_id TEXT, revision INTEGER, session TEXT, ordinal INTEGER, closed_at INTEGER,
-    value BLOB NOT NULL, PRIMARY KEY (segment_id, revision)
-);
+CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 """
-
-
-class Made(msgspec.Struct, frozen=True, gc=False):
-    """One output that can be compared.
-
-    Attributes:
-        segment_id: Of the segment.
-        revision: Its revision.
-        session: Policy and session id.
-        ordinal: Of the segment in its session.
-        closed_at: Of this revision.
-        value: The record's bytes.
-    """
-
-    segment_id: str
-    revision: int
-    session: str
-    ordinal: int
-    closed_at: int
-    value: bytes
+_FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
 
 
 class PartitionStore:
@@ -51,48 +43,81 @@ class PartitionStore:
 
     Args:
         path: The file; made if it is not there.
+        now_s: A clock that only goes forward.
+
+    Raises:
+        ReplayError: Another version of the code made it.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._db = sqlite3.connect(path, isolation_level=None)
-        # Survives a killed process; a machine that loses power may begin again.
-        self._db.execute("PRAGMA journal_mode=WAL")
+    def __init__(self, path: Path, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._written_s = now_s()
+        self._changes: dict[bytes, bytes | None] = {}
+        self._made: list[bytes] = []
+        self._bytes = 0
+        self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
+        self._db.execute(f"PRAGMA page_size={_PAGE_BYTES}")
+        # Survives a killed process; a machine that loses power may begin again. What is only
+        # ever added needs no journal, and a log of it (WAL) would be written twice.
+        self._db.execute("PRAGMA journal_mode=TRUNCATE")
         self._db.execute("PRAGMA synchronous=OFF")
-        self._db.executescript(_TABLES)
+        self._make_tables(path)
+
+    def _make_tables(self, path: Path) -> None:
+        version, tables = self._db.execute(_FOUND).fetchone()
+        if version == _VERSION:
+            return
+        if tables:
+            self._db.close()
+            raise ReplayError(
+                f"{path} was begun by another version of clawstream: remove its folder, or choose "
+                "another --name, and begin again"
+            )
+        self._db.executescript(
+            f"BEGIN IMMEDIATE; {_TABLES} PRAGMA user_version={_VERSION}; COMMIT;"
+        )
 
     def close(self) -> None:
+        """Close the file. What waits to be written is lost."""
         self._db.close()
 
     def save(
-        self, outcome: Outcome, made: Iterable[Made], counts: Mapping[str, int], *, done: bool
+        self, outcome: Outcome, made: Sequence[bytes], counts: Mapping[str, int], *, done: bool
     ) -> None:
-        """Keep what an outcome came to.
+        """Keep what an outcome came to. It is on disk a moment later, or at once if ``done``.
 
         Args:
             outcome: Its state changes, meta and positions.
-            made: Its outputs.
+            made: Its outputs, those that can be compared.
             counts: What the whole partition has come to so far, by name.
             done: Whether this was the last of the partition.
         """
-        db = self._db
-        db.execute("BEGIN")
-        changes = outcome.changes
+        self._changes.update(outcome.changes)
+        self._made += made
+        self._bytes += sum(map(len, made))
+        self._bytes += sum(len(value) for value in outcome.changes.values() if value)
+        waited_s = self._now_s() - self._written_s
+        if done or waited_s >= KEPT_S or self._bytes >= KEPT_BYTES:
+            facts = {
+                "meta": outcome.meta.hex(),
+                "applied": json.dumps(dict(outcome.applied)),
+                "counts": json.dumps(dict(counts)),
+                "done": json.dumps(done),
+            }
+            self._write(facts)
+
+    def _write(self, facts: Mapping[str, str]) -> None:
+        db, changes = self._db, self._changes
         gone = [(key,) for key, value in changes.items() if value is None]
         kept = [(key, value) for key, value in changes.items() if value is not None]
+        db.execute("BEGIN")
         db.executemany("DELETE FROM state WHERE key = ?", gone)
         db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", kept)
-        db.executemany(
-            "INSERT OR REPLACE INTO made VALUES (?, ?, ?, ?, ?, ?)",
-            map(msgspec.structs.astuple, made),
-        )
-        facts = {
-            "meta": outcome.meta.hex(),
-            "applied": json.dumps(dict(outcome.applied)),
-            "counts": json.dumps(dict(counts)),
-            "done": json.dumps(done),
-        }
+        db.executemany("INSERT INTO made (value) VALUES (?)", zip(self._made))
         db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
         db.execute("COMMIT")
+        self._changes, self._made, self._bytes = {}, [], 0
+        self._written_s = self._now_s()
 
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """The state as it was kept."""
@@ -117,14 +142,19 @@ class PartitionStore:
         """Whether the whole range was applied."""
         return bool(json.loads(self._fact("done") or "false"))
 
-    def made(self) -> Iterator[Made]:
-        """All outputs."""
-        for row in self._db.execute("SELECT * FROM made"):
-            yield Made(*row)
+    def made(self) -> Iterator[tuple[int, bytes]]:
+        """All outputs with their numbers, in the order in which they were made."""
+        yield from self._db.execute("SELECT number, value FROM made ORDER BY number")
+
+    def output(self, number: int) -> bytes:
+        """The output of a number that ``made`` gave."""
+        (value,) = self._db.execute("SELECT value FROM made WHERE number = ?", (number,)).fetchone()
+        found: bytes = value
+        return found
 
     def _fact(self, name: str) -> str | None:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return None if row is None else str(row[0])
 
 
-__all__ = ["Made", "PartitionStore"]
+__all__ = ["KEPT_BYTES", "KEPT_S", "PartitionStore"]

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
+
 from processors.runtime.status import ProcessorStatus
 from streams.contracts import TICK_HEADER
 
@@ -45,8 +47,7 @@ class RawRecord(Protocol):
     def headers(self) -> Headers: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A raw record made by hand, for tests and for replays."""
 
     topic: str

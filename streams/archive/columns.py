@@ -25,7 +25,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Protocol
 
 import msgspec
@@ -43,8 +43,7 @@ Headers = tuple[tuple[str, bytes | None], ...]
 NO_TIMESTAMP = -1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One record as it was in Kafka.
 
     Attributes:
@@ -278,10 +277,13 @@ def _raw_columns(rows: Sequence[Row], schema: Any) -> list[Any]:
 def rows_of(batch: Any, topic: str, partition: int) -> Iterable[Row]:
     """The rows in an Arrow record batch that has the columns ``RAW``."""
     pa = pyarrow_or_raise()
+    # Times as numbers: as times they would each become a Python object in between.
     stamps = batch.column("timestamp").cast(pa.int64())
-    columns = [stamps if n == "timestamp" else batch.column(n) for n in RAW]
+    columns = [stamps if n == "timestamp" else batch.column(n) for n in RAW[:-1]]
     for offset, stamp, kind, key, value, headers in zip(
-        *(column.to_pylist() for column in columns), strict=True
+        *(column.to_pylist() for column in columns),
+        _headers_of(batch.column("headers")),
+        strict=False,
     ):
         yield Row(
             topic=topic,
@@ -291,8 +293,19 @@ def rows_of(batch: Any, topic: str, partition: int) -> Iterable[Row]:
             timestamp_type=kind,
             key=key,
             value=value,
-            headers=tuple((header["key"], header["value"]) for header in headers),
+            headers=headers,
         )
+
+
+def _headers_of(column: Any) -> Iterable[Headers]:
+    """Of each row; endless if no row has any."""
+    chunks = getattr(column, "chunks", [column])
+    if not any(len(chunk.flatten()) for chunk in chunks):
+        return repeat(())
+    return [
+        tuple((header["key"], header["value"]) for header in headers)
+        for headers in column.to_pylist()
+    ]
 
 
 def pyarrow_or_raise() -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import struct
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 import fastavro
@@ -27,9 +28,11 @@ from streams.errors import (
 from streams.serde.compiled import (
     READ_ERRORS,
     WRITE_ERRORS,
+    Picker,
     Reader,
     Writer,
     WriterAround,
+    compile_picker,
     compile_reader,
     compile_writer,
     compile_writer_around,
@@ -90,6 +93,7 @@ class Codec:
         self._writers: dict[str, Writer] = {}
         self._writers_around: dict[tuple[str, str], WriterAround | None] = {}
         self._readers: dict[str, Reader] = {}
+        self._pickers: dict[tuple[str, tuple[str, ...]], Picker] = {}
         self._is_current: dict[tuple[int, str], bool] = {}
 
     def encode(self, record: Record, topic: str | None = None) -> bytes:
@@ -150,7 +154,7 @@ class Codec:
             current = self._schemas.current(name).fingerprint
             known = data[len(SINGLE_OBJECT_MAGIC) : _SINGLE_OBJECT_HEADER_BYTES] == current
             return _SINGLE_OBJECT_HEADER_BYTES if known else None
-        if data[:1] == CONFLUENT_MAGIC:
+        if data[:1] == CONFLUENT_MAGIC and len(data) >= _CONFLUENT_HEADER_BYTES:
             (schema_id,) = struct.unpack(">I", data[1:_CONFLUENT_HEADER_BYTES])
             # Whatever was decoded from this form was compared with the current schema.
             known = self._is_current.get((schema_id, name), False)
@@ -214,6 +218,35 @@ class Codec:
             self._write(record, bytearray())
         return record
 
+    def pick(self, data: bytes, expected: type[Record], paths: tuple[str, ...]) -> tuple[Any, ...]:
+        """Some fields of the record in ``data``.
+
+        Of Avro of the current schema only the beginning is read, up to the last of these fields:
+        what follows may be damaged. Any other form is decoded whole.
+
+        Args:
+            data: A Kafka value.
+            expected: The record the topic holds.
+            paths: The fields, those of a record within it behind its name and a dot.
+
+        Raises:
+            RecordError: As :meth:`decode`.
+            SchemaError: The schema registry cannot be reached.
+        """
+        name = expected.__name__
+        start = self._current_body(data, name)
+        if start is None:
+            whole = self.decode(data, expected)
+            return tuple(attrgetter(path)(whole) for path in paths)
+        pick = self._pickers.get((name, paths))
+        if pick is None:
+            pick = compile_picker(self._schemas.current(name).parsed, paths)
+            self._pickers[name, paths] = pick
+        try:
+            return pick(data, start)
+        except READ_ERRORS as error:
+            raise _damaged(error) from error
+
     def _header(self, schema: SchemaVersion, topic: str | None) -> bytes:
         if self._registry is None:
             return SINGLE_OBJECT_MAGIC + schema.fingerprint
@@ -269,7 +302,7 @@ class Codec:
         except fastavro.read.SchemaResolutionError as error:
             raise InvalidRecordError(f"holds no {expected.__name__}: {error}") from error
         except Exception as error:  # fastavro raises whatever the damaged bytes lead to
-            raise UndecodableError(f"damaged Avro body: {type(error).__name__} {error}") from error
+            raise _damaged(error) from error
         _check_end(body.tell(), data)
         try:
             return msgspec.convert(fields, expected, builtin_types=(bytes,))
@@ -285,7 +318,7 @@ class Codec:
         try:
             record, end = read(data, start)
         except READ_ERRORS as error:
-            raise UndecodableError(f"damaged Avro body: {type(error).__name__} {error}") from error
+            raise _damaged(error) from error
         _check_end(end, data)
         found: T = record
         return found
@@ -293,6 +326,10 @@ class Codec:
 
 def _not_written(name: str, error: Exception) -> InvalidRecordError:
     return InvalidRecordError(f"cannot encode {name}: {type(error).__name__} {error}")
+
+
+def _damaged(error: Exception) -> UndecodableError:
+    return UndecodableError(f"damaged Avro body: {type(error).__name__} {error}")
 
 
 def _reads_alike(one: Any, other: Any) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import fastavro
@@ -32,6 +32,9 @@ WriterAround = Callable[[Any, bytearray, memoryview], None]
 
 Reader = Callable[[bytes, int], tuple[Any, int]]
 """Gives the record that begins at a place, and where it ends; raises one of ``READ_ERRORS``."""
+
+Picker = Callable[[bytes, int], tuple[Any, ...]]
+"""Gives some fields of the record that begins at a place; raises one of ``READ_ERRORS``."""
 
 WRITE_ERRORS = (
     ValueError,
@@ -349,6 +352,47 @@ def _read_record(schema: Any, text: _Text) -> list[str]:
     return [*lines, f"return {name}({', '.join(given)}), p"]
 
 
+def compile_picker(schema: Any, paths: Sequence[str]) -> Picker:
+    """A function that reads some fields of a record, and nothing behind the last of them.
+
+    Args:
+        schema: As ``schemas.parse_writer_schema`` gives it; that of the current version.
+        paths: The fields, those of a record within it behind its name and a dot.
+
+    Raises:
+        SchemaError: It has no such field, or uses what the schemas of this project do not.
+    """
+    text = _Text(schema)
+    found: dict[str, str] = {}
+    lines = _pick_fields(text.schema, "", set(paths), found, text)
+    if lost := sorted(set(paths) - set(found)):
+        raise SchemaError(f"{_short(text.schema)} has no field {', '.join(lost)}")
+    lines += [
+        "if p > len(b):",
+        "    raise bad('the field', p)",
+        f"return ({', '.join(found[path] for path in paths)},)",
+    ]
+    name = text.function("pick", text.schema, "b, p", lambda _: lines)
+    pick: Picker = text.compiled(name)
+    return pick
+
+
+def _pick_fields(
+    schema: Any, inside: str, paths: set[str], found: dict[str, str], text: _Text
+) -> list[str]:
+    lines: list[str] = []
+    for field in schema["fields"]:
+        if paths <= found.keys():
+            break
+        path = f"{inside}{field['name']}"
+        if any(one.startswith(f"{path}.") for one in paths):
+            lines += _pick_fields(text.resolve(field["type"]), f"{path}.", paths, found, text)
+            continue
+        found[path] = text.new()
+        lines += _read(field["type"], found[path], text)
+    return lines
+
+
 _READ_SIZE = [
     "n = b[p]",
     "if n < 128:",
@@ -469,9 +513,11 @@ def _read_blocks(text: _Text, block: Callable[[str], list[str]]) -> list[str]:
 __all__ = [
     "READ_ERRORS",
     "WRITE_ERRORS",
+    "Picker",
     "Reader",
     "Writer",
     "WriterAround",
+    "compile_picker",
     "compile_reader",
     "compile_writer",
     "compile_writer_around",

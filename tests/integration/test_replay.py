@@ -16,10 +16,11 @@ from confluent_kafka import Consumer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from processors.replay import shadow
-from processors.replay.compare import Comparison
+from processors.replay.compare import Comparison, Head
 from processors.replay.report import Outcomes, compare_with_live, outcomes
 from processors.replay.shadow import Job, Progress, prepare, replay_partition, store_path
-from processors.replay.store import Made, PartitionStore
+from processors.replay.stages import segment_reader
+from processors.replay.store import PartitionStore
 from streams.archive.reading import Archive
 from streams.archive.store import LocalStore
 from streams.archive.writing import Archiver, Rolling
@@ -110,13 +111,14 @@ class Shadow(ReplayBench):
         for future in admin.delete_records(ends).values():
             future.result(DEADLINE_S)
 
-    def made(self, name: str) -> list[Made]:
-        found: list[Made] = []
+    def made(self, name: str) -> list[tuple[Head, bytes]]:
+        head_of = segment_reader(build_codec())
+        found: list[tuple[Head, bytes]] = []
         for partition in range(PARTITIONS):
             store = PartitionStore(store_path(self.folder / name, partition))
-            found.extend(store.made())
+            found.extend((head_of(value), value) for _, value in store.made())
             store.close()
-        return sorted(found, key=lambda item: (item.segment_id, item.revision))
+        return sorted(found, key=lambda item: (item[0].segment_id, item[0].revision))
 
 
 @pytest.fixture
@@ -164,13 +166,13 @@ def _reads_single_sessions(bench: Shadow) -> None:
     names = ("talk-3", "talk-8")
     came, found = bench.replay("two", bench.job(sessions=names))
     assert found.is_equal, found.examples
-    assert {item.session for item in bench.made("two")} == {f"default/{name}" for name in names}
+    assert {head.session for head, _ in bench.made("two")} == {f"default/{name}" for name in names}
     assert found.equal == came.outputs >= 2
 
 
 def _begins_in_the_middle(bench: Shadow) -> None:
     """Sessions that began before are not compared; all others are, and are equal."""
-    moments = sorted(item.closed_at for item in bench.made("same"))
+    moments = sorted(head.closed_at for head, _ in bench.made("same"))
     middle = moments[len(moments) // 2]
     begin_ms = middle - RULES.max_open_ms
     ranges = bench.ranges(Place("x", time_ms=begin_ms))

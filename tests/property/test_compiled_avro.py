@@ -20,10 +20,17 @@ from streams.contracts import (
     Record,
     Role,
     Sampling,
+    ScoredSegment,
 )
 from streams.errors import SchemaError
 from streams.serde import load_schemas
-from streams.serde.compiled import READ_ERRORS, WRITE_ERRORS, compile_reader, compile_writer
+from streams.serde.compiled import (
+    READ_ERRORS,
+    WRITE_ERRORS,
+    compile_picker,
+    compile_reader,
+    compile_writer,
+)
 from tests.records import records
 
 STORE = load_schemas()
@@ -98,6 +105,36 @@ class TestEachRecord:
         except READ_ERRORS:
             return
         assert end != len(cut)
+
+    @given(data=st.data())
+    def test_fields_are_picked_from_the_beginning(
+        self, record_type: type[Record], data: st.DataObject
+    ) -> None:
+        record = data.draw(records(record_type))
+        names = data.draw(st.lists(st.sampled_from(record_type.__struct_fields__), min_size=1))
+        body = written(record)
+        pick = compile_picker(SCHEMAS[record_type.__name__], names)
+        found = pick(b"--" + body, 2)
+        assert repr(found) == repr(tuple(getattr(record, name) for name in names))
+        cut = body[: data.draw(st.integers(0, len(body) - 1))]
+        try:
+            found_in_part = pick(cut, 0)
+        except READ_ERRORS:
+            return
+        assert repr(found_in_part) == repr(found)
+
+
+@given(data=st.data())
+def test_fields_are_picked_from_a_record_within(data: st.DataObject) -> None:
+    scored = data.draw(records(ScoredSegment))
+    paths = ("segment.closed_at", "formula_id", "segment.segment_id")
+    found = compile_picker(SCHEMAS["ScoredSegment"], paths)(written(scored), 0)
+    assert found == (scored.segment.closed_at, scored.formula_id, scored.segment.segment_id)
+
+
+def test_fields_that_are_not_there_are_not_picked() -> None:
+    with pytest.raises(SchemaError, match=r"ScoredSegment has no field segment\.color, size"):
+        compile_picker(SCHEMAS["ScoredSegment"], ("size", "segment.color", "segment.digest"))
 
 
 def edges(bits: int) -> Iterator[int]:

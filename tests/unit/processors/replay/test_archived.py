@@ -17,6 +17,7 @@ from processors.bench.dialogue import DialoguePlan
 from processors.bench.log import LogRecord, Side, make_log
 from processors.bench.plain import PlainAligner
 from processors.replay import shadow
+from processors.replay import store as stores
 from processors.replay.shadow import Job, prepare, replay_partition, store_path
 from processors.replay.store import PartitionStore
 from streams.archive.columns import Row
@@ -112,7 +113,7 @@ class Rig:
         for partition in range(PARTITIONS):
             replay_partition(folder, partition, lambda _: None)
             made = PartitionStore(store_path(folder, partition))
-            found.update(item.value for item in made.made())
+            found.update(value for _, value in made.made())
             made.close()
         return found
 
@@ -176,7 +177,12 @@ def test_a_topic_far_ahead_waits_for_the_other(rig: Rig, monkeypatch: pytest.Mon
     assert rig.replayed("balanced", rig.job()) == rig.expected
 
 
-def test_a_replay_goes_on_where_it_stood(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("limit", "value"), [("KEPT_S", 0.0), ("KEPT_BYTES", 20_000)])
+def test_a_replay_goes_on_where_it_stood(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+) -> None:
+    """Whether all of what it did is on disk, or the latest of it is not."""
+    monkeypatch.setattr(stores, limit, value)
     monkeypatch.setattr(shadow, "BATCH_RECORDS", 10)
     job = rig.job()
     prepare(rig.folder / "halves", job, rig.settings)
@@ -190,6 +196,10 @@ def test_a_replay_goes_on_where_it_stood(rig: Rig, monkeypatch: pytest.MonkeyPat
 
     with pytest.raises(StoppedError):
         replay_partition(rig.folder / "halves", 0, stop)
+    kept = PartitionStore(store_path(rig.folder / "halves", 0))
+    records = kept.counts()["records"]
+    assert (records > 60) if limit == "KEPT_S" else (0 < records <= 60)
+    kept.close()
     assert rig.replayed("halves", job) == rig.expected
 
 

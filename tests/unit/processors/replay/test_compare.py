@@ -1,22 +1,57 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from processors.replay.compare import MAX_EXAMPLES, Comparison, Where, compare, differing
-from processors.replay.store import Made
+from processors.replay.compare import (
+    MAX_EXAMPLES,
+    Comparison,
+    Head,
+    Kept,
+    Where,
+    compare,
+    differing,
+    digest_of,
+)
+from streams.errors import UndecodableError
+
+Made = tuple[Head, bytes]
 
 
 def made(
     name: str, content: object = 1, *, session: str = "s", ordinal: int = 0, at: int = 100
 ) -> Made:
-    return Made(name, 0, f"default/{session}", ordinal, at, json.dumps(content).encode())
+    head = Head(name, 0, f"default/{session}", ordinal, at)
+    return head, json.dumps(content).encode()
+
+
+class Here:
+    """Outputs of a replay; notes which of them are read again."""
+
+    def __init__(self, outputs: list[Made]) -> None:
+        self.outputs = outputs
+        self.read: list[str] = []
+
+    def __iter__(self) -> Iterator[Kept]:
+        for number, (head, value) in enumerate(self.outputs):
+            yield Kept(head, digest_of(value), 0, number)
+
+    def value(self, kept: Kept) -> bytes:
+        self.read.append(kept.head.segment_id)
+        return self.outputs[kept.number][1]
+
+
+def decoded(value: bytes) -> Any:
+    if value == b"damaged":
+        raise UndecodableError("it is damaged")
+    return json.loads(value)
 
 
 def compared(here: list[Made], there: list[Made], **options: Any) -> Comparison:
-    return compare(here, there, json.loads, **{"from_ms": 0, **options})
+    return compare(Here(here), there, decoded, **{"from_ms": 0, **options})
 
 
 def test_the_same_is_equal() -> None:
@@ -38,9 +73,23 @@ def test_each_kind_of_difference_is_counted_and_shown() -> None:
 
 
 def test_other_bytes_of_the_same_content_are_equal() -> None:
-    one = Made("a", 0, "s", 0, 100, b'{"x": 1}')
-    other = Made("a", 0, "s", 0, 100, b'{"x":1}')
-    assert compared([one], [other]).equal == 1
+    head, value = made("a", {"x": 1})
+    assert value == b'{"x": 1}'
+    assert compared([(head, value)], [(head, b'{"x":1}')]).equal == 1
+
+
+def test_only_outputs_that_differ_are_read_again() -> None:
+    here = Here([made("same"), made("other"), made("old", at=10), made("mine", session="m")])
+    there = [made("same"), made("other", 2), made("old", 2, at=10), made("theirs", session="t")]
+    found = compare(here, there, decoded, from_ms=50)
+    assert (found.equal, found.different, found.only_here, found.only_there) == (1, 1, 1, 1)
+    assert here.read == ["other"]
+
+
+def test_a_live_output_that_cannot_be_read_is_passed_over() -> None:
+    head, _ = made("a")
+    found = compared([made("a")], [(head, b"damaged"), made("a")])
+    assert (found.is_equal, found.equal) == (True, 1)
 
 
 def test_what_closed_before_the_beginning_only_prepares() -> None:
@@ -74,7 +123,7 @@ def test_a_segment_lost_in_the_middle_of_a_session_is_a_difference() -> None:
     ("where", "only_there", "began_before"), [("read", 1, 0), ("before", 0, 1), ("after", 0, 0)]
 )
 def test_where_a_live_output_comes_from(where: Where, only_there: int, began_before: int) -> None:
-    found = compared([], [made("a")], where=lambda _: where)
+    found = compared([], [made("a")], where=lambda head, value: where)
     assert (found.only_there, found.began_before) == (only_there, began_before)
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from processors.runtime import deadletters
 from processors.runtime.records import Record, is_tick

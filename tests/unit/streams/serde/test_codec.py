@@ -185,3 +185,35 @@ def test_a_json_number_that_avro_cannot_hold_is_invalid(field: str) -> None:
     broken = encode_json(replace(TURN, **{field: 1 << 63}))
     with pytest.raises(InvalidRecordError, match="DialogueTurn"):
         CODEC.decode(broken, DialogueTurn)
+
+
+HEAD = ("turn_id", "role")
+
+
+def test_fields_are_picked_from_each_form() -> None:
+    for data in (ENCODED, encode_json(TURN)):
+        assert CODEC.pick(data, DialogueTurn, HEAD) == ("t1", Role.ASSISTANT)
+
+
+def test_only_the_beginning_is_read_to_pick() -> None:
+    assert CODEC.pick(ENCODED[:-2], DialogueTurn, HEAD) == ("t1", Role.ASSISTANT)
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", UndecodableError),
+        (b"\x00\x01", UnknownSchemaError),
+        (b"\xc3\x01abcdefgh", UnknownSchemaError),
+        (ENCODED[:14], UndecodableError),
+        (b"{}", InvalidRecordError),
+    ],
+)
+def test_what_cannot_be_picked_from_says_why(data: bytes, error: type[RecordError]) -> None:
+    with pytest.raises(error):
+        CODEC.pick(data, DialogueTurn, HEAD)
+
+
+def test_another_record_is_not_picked_from() -> None:
+    with pytest.raises(InvalidRecordError, match="expected FeedbackEvent"):
+        CODEC.pick(ENCODED, FeedbackEvent, ("event_id",))

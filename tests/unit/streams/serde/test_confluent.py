@@ -123,6 +123,17 @@ def test_each_schema_is_asked_for_once(url: str, held: Registered) -> None:
     assert len(held.asked) == 2
 
 
+def test_fields_are_picked_from_the_confluent_form(url: str, held: Registered) -> None:
+    held.subjects[SUBJECT] = SCHEMA_ID
+    codec = build_codec(url)
+    encoded = codec.encode(TURN, "dialogue.turns")
+    for _ in range(2):
+        assert codec.pick(encoded, DialogueTurn, ("turn_id",)) == (TURN.turn_id,)
+        codec.decode(encoded, DialogueTurn)
+    # By now the schema is known to be the current one: the rest is not read.
+    assert codec.pick(encoded[:-2], DialogueTurn, ("turn_id",)) == (TURN.turn_id,)
+
+
 def test_an_unregistered_schema_says_what_to_run(url: str) -> None:
     with pytest.raises(SchemaError, match=r"not registered.*clawstream schemas register"):
         build_codec(url).encode(TURN, "dialogue.turns")
