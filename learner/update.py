@@ -262,7 +262,7 @@ class PpoUpdater:
         self._set_learning_rates()
         totals = self._train(rows, rollout, targets, plan, lengths, generator)
         # 5. Measure how far that went.
-        moved = self._moved(rows, rollout, self._measured(micro_batches))
+        moved = self._moved(rows, rollout, self._measured(lengths))
         self._updates += 1
         # 6. Report.
         metrics = {
@@ -546,10 +546,12 @@ class PpoUpdater:
             for name in estimators
         }
 
-    def _measured(self, micro_batches: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
-        """Every n-th micro-batch, or one; the first of a minibatch is its shortest."""
-        every = self._settings.measure_every
-        return micro_batches[min(every // 2, len(micro_batches) - 1) :: every]
+    def _measured(self, lengths: Sequence[int]) -> Sequence[Sequence[int]]:
+        """Every n-th sample by length, in micro-batches; at least one."""
+        every, size = self._settings.measure_every, self._settings.micro_batch_segments
+        by_length = sorted(range(len(lengths)), key=lambda index: (lengths[index], index))
+        chosen = by_length[min(every // 2, len(lengths) - 1) :: every]
+        return [chosen[start : start + size] for start in range(0, len(chosen), size)]
 
     def _mean_loss(
         self,

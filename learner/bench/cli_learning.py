@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import typer
 
@@ -27,7 +27,12 @@ def learning(
         "all", "--subjects", help="Which, with commas between; --quick leaves the rivals out."
     ),
     seeds: int | None = typer.Option(None, "--seeds", min=1, help="How often each is run."),
-    updates: int | None = typer.Option(None, "--updates", min=2, help="Of each subject."),
+    updates: int | None = typer.Option(
+        None, "--updates", min=2, help="Of each subject; of sparse three times as many."
+    ),
+    mode: Literal["ppo", "grpo", "opd", "hybrid"] = typer.Option(
+        "ppo", "--mode", help="Of our learner; in opd and hybrid users also say what they want."
+    ),
     base: str | None = typer.Option(None, "--base", help="Another base model, as model.base."),
     json_file: Path | None = typer.Option(None, "--json", help="Also write the report, as JSON."),
     plot_file: Path | None = typer.Option(None, "--plot", help="Also draw the rewards, as PNG."),
@@ -56,11 +61,20 @@ def learning(
     from streams.bench.screen import require_writable, write_json
 
     known = [name for name in SUBJECTS if not (quick and name in RIVALS)]
+    if mode in ("opd", "hybrid"):
+        known.remove("shuffled")
+    picked = chosen(subjects, SUBJECTS, known)
+    if "shuffled" in picked and "shuffled" not in known:
+        raise SettingsError(
+            f"shuffled is no control in mode {mode}: the words teach, whoever says them; "
+            "name other --subjects"
+        )
     plan = LearningPlan(
-        subjects=chosen(subjects, SUBJECTS, known),
+        subjects=picked,
         seeds=seeds or (QUICK_SEEDS if quick else SEEDS),
         updates=updates or (QUICK_UPDATES if quick else UPDATES),
         base=base or SMOLLM2,
+        mode=mode,
         first_layer=0 if base == TINY else FIRST_LAYER,
     )
     require_writable(json_file)
@@ -68,7 +82,7 @@ def learning(
     console = Console()
     with terminable():
         report = run(settings_of(ctx), plan, lambda text: console.print(text, highlight=False))
-    _show(report, plan.noise, console)
+    _show(report, plan.replies, console)
     if json_file is not None:
         write_json(report, json_file)
     if plot_file is not None:
@@ -86,7 +100,7 @@ def _require_drawable(path: Path | None) -> None:
         ) from error
 
 
-def _show(report: Report, noise: float, console: Console) -> None:
+def _show(report: Report, replies: int, console: Console) -> None:
     from dataclasses import replace
 
     from rich.table import Table
@@ -103,7 +117,7 @@ def _show(report: Report, noise: float, console: Console) -> None:
         rewards = "  ".join(f"{value:+.2f}" for value in metrics["reward"])
         table.add_row(name, rewards, figure(metrics["kl"][-1]))
     console.print(table)
-    for line in in_words(report.subjects, noise):
+    for line in in_words(report.subjects, replies):
         console.print(line, highlight=False)
 
 

@@ -40,6 +40,9 @@ from streams.errors import RegistryError
 from streams.serde import build_codec
 from streams.topics import SCORED
 
+HINT = "Please be warmer. Say that you are sorry, or thank me, or that you are glad to help."
+"""What a user says after a reply that it dislikes, where words teach."""
+
 BEGIN_MS = 1_767_225_600_000
 """When the conversations begin: the same moment in each run."""
 
@@ -51,6 +54,7 @@ _TALK_MS = 10_000
 _BETWEEN_MS = 100
 _REPLY_MS = 1_000
 _THUMB_MS = 5_000
+_HINT_MS = 8_000
 _LATE_MS = 1_000
 _KL = "kl/reference_k1_per_sample"
 
@@ -143,7 +147,8 @@ class Course:
         self._late = []
         next_round_ms = BEGIN_MS + (update + 1) * ROUND_MS
         for talk, opinion in zip(talks, said, strict=True):
-            records.extend(turns_of(talk, self._base, self._version))
+            hint = HINT if self._job.hints and opinion and opinion.value < 0.0 else None
+            records.extend(turns_of(talk, self._base, self._version, hint))
             if opinion is None:
                 continue
             at_ms = next_round_ms + _LATE_MS if opinion.late else talk.at_ms + _THUMB_MS
@@ -169,8 +174,10 @@ class Course:
         return SourceRef(topic=SCORED, partition=0, offset=self._scored - 1)
 
 
-def turns_of(talk: Talk, base: BaseModel, version: int) -> tuple[DialogueTurn, DialogueTurn]:
-    """Question and reply as the gateway would write them."""
+def turns_of(
+    talk: Talk, base: BaseModel, version: int, hint: str | None = None
+) -> list[DialogueTurn]:
+    """Question, reply and, if there is one, the hint after it, as the gateway would write them."""
     question = DialogueTurn(
         event_id=f"{talk.name}-u",
         session_id=talk.name,
@@ -189,7 +196,7 @@ def turns_of(talk: Talk, base: BaseModel, version: int) -> tuple[DialogueTurn, D
         content=talk.text,
         event_time=talk.at_ms + _REPLY_MS,
         source="bench",
-        session_done=True,
+        session_done=hint is None,
         policy_version=version,
         token_ids=talk.reply.token_ids,
         behaviour_logprobs=talk.reply.logprobs,
@@ -199,7 +206,20 @@ def turns_of(talk: Talk, base: BaseModel, version: int) -> tuple[DialogueTurn, D
         tokenizer_digest=base.tokenizer_digest,
         template_digest=base.template_digest,
     )
-    return question, reply
+    if hint is None:
+        return [question, reply]
+    said = DialogueTurn(
+        event_id=f"{talk.name}-h",
+        session_id=talk.name,
+        turn_id=f"{talk.name}-h",
+        parent_turn_id=reply.turn_id,
+        role=Role.USER,
+        content=hint,
+        event_time=talk.at_ms + _HINT_MS,
+        source="bench",
+        session_done=True,
+    )
+    return [question, reply, said]
 
 
 def thumb_of(talk: Talk, opinion: Opinion, at_ms: int) -> FeedbackEvent:

@@ -30,6 +30,11 @@ def rise(rewards: Sequence[float]) -> float:
     return fmean(rewards[-third:]) - fmean(rewards[:third])
 
 
+def noise_of(metrics: Metrics, replies: int) -> float:
+    """`noise_of_rise` of a subject's figures, with so many replies before each update."""
+    return noise_of_rise(len(metrics["reward"]), replies, len(metrics["rise"]))
+
+
 def noise_of_rise(updates: int, replies: int, seeds: int) -> float:
     """How far the mean rise of a policy that does not change may be from 0 by chance.
 
@@ -60,15 +65,19 @@ def metrics_of(runs: Mapping[int, Sequence[Round]]) -> Metrics:
     }
 
 
-def goals_of(subjects: Mapping[str, Metrics], noise: float) -> list[Goal]:
+def goals_of(subjects: Mapping[str, Metrics], replies: int) -> list[Goal]:
     """What has to be seen: ours rises, the controls do not.
 
     Clean and late feedback must rise by `RISE`; flipped and sparse feedback by more than
     chance; a control by no more than chance.
+
+    Args:
+        subjects: Their figures, as `metrics_of` gives them.
+        replies: Before each update.
     """
     goals: list[Goal] = []
     for name, metrics in subjects.items():
-        measured = fmean(metrics["rise"])
+        measured, noise = fmean(metrics["rise"]), noise_of(metrics, replies)
         if name in CONTROLS:
             goals.append(Goal(f"rise of {name}", noise, measured, at_most=True))
         elif name not in RIVALS:
@@ -77,13 +86,17 @@ def goals_of(subjects: Mapping[str, Metrics], noise: float) -> list[Goal]:
     return goals
 
 
-def in_words(subjects: Mapping[str, Metrics], noise: float) -> list[str]:
+def in_words(subjects: Mapping[str, Metrics], replies: int) -> list[str]:
     """By how much each rises, with the spread over the seeds, and where a rival is better."""
-    lines = [f"{name}: {_rise_in_words(metrics['rise'])}" for name, metrics in subjects.items()]
-    lines.append(f"(by chance alone a rise may be as far from 0 as {noise:.2f})")
+    lines = [
+        f"{name}: {_rise_in_words(metrics['rise'])}; "
+        f"by chance alone up to {noise_of(metrics, replies):.2f}"
+        for name, metrics in subjects.items()
+    ]
     ours = subjects.get("clean")
     if ours is not None:
         rivals = [name for name in RIVALS if name in subjects]
+        noise = noise_of(ours, replies)
         lines.extend(_compared(name, subjects[name], ours, noise) for name in rivals)
     return lines
 
@@ -110,4 +123,13 @@ def _mean(values: Sequence[float | None]) -> float:
     return fmean(known) if known else math.nan
 
 
-__all__ = ["RISE", "Runs", "goals_of", "in_words", "metrics_of", "noise_of_rise", "rise"]
+__all__ = [
+    "RISE",
+    "Runs",
+    "goals_of",
+    "in_words",
+    "metrics_of",
+    "noise_of",
+    "noise_of_rise",
+    "rise",
+]

@@ -16,8 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from learner.bench.child import Children, Starter
-from learner.bench.figures import Runs, goals_of, metrics_of, noise_of_rise
-from learner.bench.preset import FIRST_LAYER, RIVALS, SUBJECTS, Job, Round, Subject
+from learner.bench.figures import Runs, goals_of, metrics_of
+from learner.bench.preset import (
+    FIRST_LAYER,
+    RIVALS,
+    SPARSE_ROUNDS,
+    SUBJECTS,
+    Job,
+    Mode,
+    Round,
+    Subject,
+)
 from learner.bench.trl_env import starters_of
 from learner.model import SMOLLM2, smollm2_folder
 from streams.bench.environment import OnStep
@@ -37,9 +46,10 @@ class LearningPlan:
     Attributes:
         subjects: In the order of the report.
         seeds: How many, counted from 1.
-        updates: Of each subject.
+        updates: Of each subject; of ``sparse`` `SPARSE_ROUNDS` times as many.
         replies: Before each update.
         base: The base model.
+        mode: Of our learner.
         first_layer: The first that has an adapter.
         processes: How many at a time; one per processor if None.
     """
@@ -49,13 +59,9 @@ class LearningPlan:
     updates: int = UPDATES
     replies: int = 24
     base: str = SMOLLM2
+    mode: Mode = "ppo"
     first_layer: int = FIRST_LAYER
     processes: int | None = None
-
-    @property
-    def noise(self) -> float:
-        """See `noise_of_rise`."""
-        return noise_of_rise(self.updates, self.replies, self.seeds)
 
 
 def run(settings: Settings, plan: LearningPlan, on_step: OnStep) -> Report:
@@ -77,20 +83,22 @@ def run(settings: Settings, plan: LearningPlan, on_step: OnStep) -> Report:
         bench="learning",
         machine=machine,
         subjects=subjects,
-        goals=goals_of(subjects, plan.noise),
+        goals=goals_of(subjects, plan.replies),
     )
 
 
 def _jobs(plan: LearningPlan, data_dir: Path) -> list[Job]:
     """All jobs, the longest first: then none is left running alone for long."""
-    subjects = sorted(plan.subjects, key=lambda name: (name not in RIVALS, name == "frozen"))
+    order: dict[Subject, int] = {"sparse": 0, "frozen": 3, **dict.fromkeys(RIVALS, 1)}
+    subjects = sorted(plan.subjects, key=lambda name: order.get(name, 2))
     return [
         Job(
             subject=subject,
             seed=seed,
-            updates=plan.updates,
+            updates=plan.updates * (SPARSE_ROUNDS if subject == "sparse" else 1),
             replies=plan.replies,
             base=plan.base,
+            mode=plan.mode,
             data_dir=str(data_dir),
             first_layer=plan.first_layer,
         )

@@ -44,6 +44,12 @@ LAMBDA = 0.95
 SPARSE_USES = 4
 """In how many updates a segment may be used where feedback is sparse; else in one."""
 
+SPARSE_ROUNDS = 3
+"""How many times as many updates are made where feedback is sparse: each comes after fewer
+ratings, five of 24."""
+
+Mode = Literal["ppo", "grpo", "opd", "hybrid"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
@@ -55,6 +61,8 @@ class Job:
         updates: How many.
         replies: Before each update.
         base: The base model, as ``model.base``.
+        mode: Of our learner. Where words teach (``opd``, ``hybrid``), users who dislike a reply
+            say in words what they would rather have had.
         data_dir: Where converted models are.
         first_layer: The first that has an adapter.
         threads: Of torch.
@@ -66,6 +74,7 @@ class Job:
     replies: int
     base: str
     data_dir: str
+    mode: Mode = "ppo"
     first_layer: int = FIRST_LAYER
     threads: int = 1
 
@@ -77,6 +86,11 @@ class Job:
                 return "clean"
             case condition:
                 return condition
+
+    @property
+    def hints(self) -> bool:
+        """Whether users say what they would rather have had."""
+        return self.mode in ("opd", "hybrid")
 
     @property
     def minibatch(self) -> int:
@@ -125,6 +139,8 @@ def learner_settings(job: Job) -> LearnerSettings:
     """Our learner's."""
     sparse = job.subject == "sparse"
     return LearnerSettings(
+        mode=job.mode,
+        opd_hint="next_user_turn",
         batch_segments=job.replies,
         micro_batch_segments=job.minibatch,
         minibatches=MINIBATCHES,

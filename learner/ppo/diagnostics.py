@@ -71,7 +71,7 @@ METRICS: Mapping[str, str] = MappingProxyType(
         ),
         "kl/update_k1": (
             "KL of the policy before the update to the one after it, estimator k1, mean per "
-            "token of every n-th micro-batch (learner.measure_every). May be negative."
+            "token of every n-th sample (learner.measure_every). May be negative."
         ),
         "kl/update_k3": (
             "The same KL, estimator k3 (never negative): how far this update moved the policy, "

@@ -611,8 +611,8 @@ def test_an_update_may_stop_before_any_micro_batch_and_then_changed_nothing(
             limit += 1
         else:
             break
-    # 6 micro-batches: frozen layers, old policy, two epochs; 3 of version 5; 1 to see what moved.
-    assert limit - 1 == asked == 6 + 6 + 3 + 2 * 6 + 1
+    # 6 micro-batches: frozen layers, old policy, two epochs; 3 of version 5; 2 to see what moved.
+    assert limit - 1 == asked == 6 + 6 + 3 + 2 * 6 + 2
 
 
 def test_too_little_memory_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -647,7 +647,7 @@ def test_how_far_an_update_went_is_measured_after_its_last_step() -> None:
     [(2, [1, 3, 5]), (3, [1, 4]), (4, [2]), (9, [4]), (50, [5])],
 )
 def test_how_far_it_went_can_be_measured_on_some_samples(every: int, measured: list[int]) -> None:
-    learner = updater(measure_every=every, micro_batch_segments=1)
+    learner = updater(measure_every=every, micro_batch_segments=2, minibatches=2)
     by_length = sorted(samples(), key=lambda one: len(one.token_ids))
     before = [logprobs_of(learner, one) for one in by_length]
     metrics = learner.update(samples()).metrics

@@ -12,11 +12,12 @@ import pytest
 import torch
 
 from learner.bench import course, preset, worker
-from learner.bench.course import Course, Talk, thumb_of, turns_of
+from learner.bench.course import HINT, Course, Talk, thumb_of, turns_of
 from learner.bench.figures import rise
 from learner.bench.pipeline import DryPipeline
 from learner.bench.preset import (
     Job,
+    Mode,
     Round,
     Subject,
     align_settings,
@@ -26,6 +27,7 @@ from learner.bench.preset import (
 )
 from learner.bench.sampling import draw_replies
 from learner.bench.users import Opinion
+from learner.hints import hint_of
 from learner.model import BaseModel, load_base
 from streams.contracts import DialogueTurn, FeedbackEvent
 from streams.demo.users import Taste
@@ -92,6 +94,23 @@ def test_a_late_thumb_comes_as_a_revision(base: BaseModel) -> None:
     (revised,) = pipeline.take([late], 4_000_000)
     assert revised.segment.revision == 1
     assert revised.rewards[0].reward == 1.0
+
+
+def test_a_hint_follows_the_reply_that_was_disliked(base: BaseModel) -> None:
+    pipeline = DryPipeline(build_codec(), align_settings(), reward_settings())
+    one = talk(base, at_ms=1_000_000)
+    thumb = thumb_of(one, Opinion(-1.0), 1_006_000)
+    records: list[DialogueTurn | FeedbackEvent] = [*turns_of(one, base, 4, HINT), thumb]
+    (scored,) = pipeline.take(records, 2_000_000)
+    (step,) = scored.segment.steps
+    assert hint_of(step, scored.rewards[0], "next_user_turn") == HINT
+    assert step.token_ids == one.reply.token_ids
+
+
+@pytest.mark.parametrize("mode", ["grpo", "opd", "hybrid"])
+def test_every_mode_learns_in_the_bench(mode: Mode) -> None:
+    played = list(Course(job("clean", mode=mode)).rounds())
+    assert [one.kl is None for one in played] == [False, False]
 
 
 def test_only_what_is_judged_is_learned_from() -> None:

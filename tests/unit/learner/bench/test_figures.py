@@ -48,7 +48,7 @@ def test_a_policy_that_does_not_change_stays_within_the_noise() -> None:
 
 def test_goals_ask_ours_to_rise_and_controls_not_to() -> None:
     up, flat = metrics_of({1: rounds(-1.0, 1.0)}), metrics_of({1: rounds(0.0, 0.0)})
-    goals = goals_of({"clean": up, "flipped20": flat, "frozen": flat, "shuffled": up}, noise=0.2)
+    goals = goals_of({"clean": up, "flipped20": flat, "frozen": flat, "shuffled": up}, replies=300)
     met = {goal.name: goal.met for goal in goals}
     assert met == {
         "rise of clean": True,
@@ -56,13 +56,21 @@ def test_goals_ask_ours_to_rise_and_controls_not_to() -> None:
         "rise of frozen": True,
         "rise of shuffled": False,
     }
-    assert goals_of({"trl_ppo": up}, noise=0.2) == []
+    assert goals_of({"trl_ppo": up}, replies=300) == []
+
+
+def test_chance_is_that_of_a_subject_s_own_updates() -> None:
+    short, long = metrics_of({1: rounds(*[0.0] * 8)}), metrics_of({1: rounds(*[0.0] * 24)})
+    least = {goal.name: goal.goal for goal in goals_of({"flipped20": short, "sparse": long}, 24)}
+    assert least["rise of flipped20"] == noise_of_rise(8, 24, 1)
+    assert least["rise of sparse"] == pytest.approx(least["rise of flipped20"] / 2)
 
 
 def test_words_name_the_spread_and_the_better_rival() -> None:
     clean = metrics_of({1: rounds(-1.0, 0.0), 2: rounds(-1.0, 0.5)})
     better, same = metrics_of({1: rounds(-1.0, 1.0)}), metrics_of({1: rounds(-1.0, 0.3)})
-    lines = in_words({"clean": clean, "trl_grpo": better, "trl_ppo": same}, noise=0.2)
-    assert "clean: rises by +1.25 (seeds +1.00 to +1.50, deviation 0.35)" in lines
+    lines = in_words({"clean": clean, "trl_grpo": better, "trl_ppo": same}, replies=300)
+    chance = f"by chance alone up to {noise_of_rise(2, 300, 2):.2f}"
+    assert f"clean: rises by +1.25 (seeds +1.00 to +1.50, deviation 0.35); {chance}" in lines
     assert any("trl_grpo is better" in line for line in lines)
     assert any("trl_ppo against" in line and "no telling difference" in line for line in lines)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,12 @@ def test_every_subject_is_played_in_a_process_of_its_own(tmp_path: Path) -> None
     assert sum("clean seed 1 update" in line for line in told) == 2
 
 
+def test_sparse_feedback_gets_more_updates(tmp_path: Path) -> None:
+    plan = replace(PLAN, subjects=("sparse",))
+    report = run(Settings(data_dir=tmp_path), plan, lambda _: None)
+    assert len(report.subjects["sparse"]["reward"]) == 3 * PLAN.updates
+
+
 def test_the_plot_is_a_picture(tmp_path: Path) -> None:
     path = tmp_path / "plot.png"
     two = metrics_of({1: rounds(-0.5, 0.1), 2: rounds(-0.3, 0.4)})
@@ -47,3 +54,5 @@ def test_wrong_arguments_are_found_out_first(
     assert "unknown dirty; known are clean, flipped20" in capsys.readouterr().err
     assert main(["bench", "learning", "--plot", str(tmp_path / "absent" / "p.png")]) == 2
     assert "another --plot" in capsys.readouterr().err
+    assert main(["bench", "learning", "--mode", "opd", "--subjects", "clean,shuffled"]) == 2
+    assert "shuffled is no control in mode opd" in capsys.readouterr().err
