@@ -43,7 +43,7 @@ from streams.contracts import (
 from streams.outcomes import NAME_ATTRIBUTE
 from streams.settings import RewardSettings
 
-FORMULA_ID = "composite-3"
+FORMULA_ID = "composite-4"
 """Name and version of these formulas; changes whenever equal input may score differently."""
 
 REPEATED_ATTRIBUTE = "repeated"
@@ -546,7 +546,7 @@ def contexts(
     for index, step in enumerate(segment.steps):
         asked = _asked(step.context) or asked
         later = _later_user_turns(segment.steps, index)
-        signals = _text_signals(asked, later, settings) if settings.text_signals else ()
+        signals = _text_signals(step, asked, later, settings) if settings.text_signals else ()
         signals += _tool_errors(segment.steps, index) if settings.tool_errors else ()
         plugged, failures = _plugged(plugins, later[0]) if later and plugins.signals else ((), ())
         given = readable(step.feedback)
@@ -632,11 +632,12 @@ def _tool_errors(steps: Sequence[Step], index: int) -> tuple[TextSignal, ...]:
 
 
 def _text_signals(
-    asked: Sequence[str], later: Sequence[Message], settings: RewardSettings
+    step: Step, asked: Sequence[str], later: Sequence[Message], settings: RewardSettings
 ) -> tuple[TextSignal, ...]:
     """What later turns say about a reply.
 
-    Words are about the reply right before them, so only the next turn is read for them. A
+    Words are about the reply right before them, so only the next turn is read for them, beside
+    that reply. A
     repetition is about the reply that answered the same before, however many turns ago.
     """
     found: list[TextSignal] = []
@@ -646,7 +647,8 @@ def _text_signals(
         if similarity is not None:
             details.append((Signal.REPETITION, f"similarity {similarity:.2f}"))
         if history_length == 0:
-            details.extend((match.signal, f'"{match.quote}"') for match in find(turn.content))
+            found_here = find(turn.content, step.reply)
+            details.extend((match.signal, f'"{match.quote}"') for match in found_here)
         found.extend(
             TextSignal(
                 signal=signal,

@@ -250,6 +250,9 @@ CORRECTION_EN = RuleSet(
         r"|oh,? )?i (?:always )?thought (?:\w+ ){1,3}(?:was|were|is"
         r"|had|did|could|would|should)\b(?! (?:\w+ )?(?:great|good|helpful|nice|fine|funny|perfect"
         r"|interesting|brilliant|clear))",
+        r"\b(?:has|have|there(?:'s| is| are)) no (?:such )?\w+(?: \w+)? (?:called|named"
+        r"|by that name"
+        r"|like that)\b[^?]*$|\bno such \w+\b[^?]*$",
         r"\b(?:divided by|times|plus|minus|multiplied by|squared)\b[^?]*\b(?:is|gives|equals"
         r"|makes)\b"
         r"[^?]*$",
@@ -262,7 +265,8 @@ CORRECTION_ZH = RuleSet(
     "zh",
     masks=(
         r"我的(?!问题|意思|要求|需求|话|注释)[^,。!?;]*",
-        r"(?:他|她|他们|老板|同事|别人|有人|大家|医生|老师)[^,。!?;]{0,4}(?:说|觉得|认为)[^,。!?;]*",
+        r"(?:他|她|他们|老板|同事|别人|有人|大家|医生|老师)[^,。!?;]{0,4}(?:说|觉得"
+        r"|认为)[^,。!?;]*",
         r"^不是我(?!要|问|说|想|指|需)[^,。!?;]*,(?:而)?是[^,。!?;]*",
         r"(?:以前|过去|原来|从前|小时候)我[^。!?;]*",
         r"(?:现在|今天|明天|这会儿?|暂时|周末|晚上|上午|下午)不行",
@@ -329,17 +333,24 @@ CORRECTION_ZH = RuleSet(
         r"不行(?=[,。!;]|$)",
         r"(?:不|没有?)(?:符合|满足)我?的?(?:要求|需求|需要)",
         r"你(?:误会|误解|弄反|搞反|漏|忘)了",
-        r"你[^,。!?;]{1,5}的(?:是|都是|却是)[^,。!?;]{1,14},(?:但|可|而|可是)?(?:是)?我(?:要|问|说|想|指"
+        r"你[^,。!?;]{1,5}的(?:是|都是|却是)[^,。!?;]{1,14},(?:但|可|而|可是)?(?:是)?我(?:要|问"
+        r"|说|想|指"
         r"|需要)",
-        r"(?:早就|早已|已经|去年就?|前年就?|上个?月就?|今年就?|前几年就?)[^,。!?;]{0,6}(?:搬走|搬家|关门|关闭"
+        r"(?:早就|早已|已经|去年就?|前年就?|上个?月就?|今年就?|前几年就?)[^,。!?;]{0,6}(?:搬走"
+        r"|搬家|关门|关闭"
         r"|倒闭|停产|停用|停售|取消|下架|改名|废除|去世|离职|换人|卸任|涨价|合并|退役)"
         + _NOT_ASKED_ZH,
-        r"(?:新版|新版本|最新版|版本)(?:里|中|以后|之后)?[^,。!?;]{0,4}(?:改名|移除|移走|删除|删掉|去掉|弃用"
+        r"(?:新版|新版本|最新版|版本)(?:里|中|以后|之后)?[^,。!?;]{0,4}(?:改名|移除|移走|删除"
+        r"|删掉|去掉|弃用"
         r"|废弃|不支持|取消)" + _NOT_ASKED_ZH,
         r"(?:^|[^我们])(?:写|说|算|看|译|打|弄|搞|念|认|标)成了?[^,。!?;]{1,10}了(?=[,。!;]|$)"
         + _NOT_ASKED_ZH,
-        r"明明(?:有|是|在|没|写|就|不|只)" + _NOT_ASKED_ZH,
-        r"(?:执行|运行|试|点|打开|安装|按|装|跑)[^。!?]{0,8}(?:提示|显示|报|出现|弹出|说)[^。!?]{0,10}"
+        r"明明(?:有|是|在|没|写|就|不|只|说|要|已|可|应|告)" + _NOT_ASKED_ZH,
+        r"我(?:想|要|问|说|指|找|订|查|买|需要|讲|提)[^,。!?;]{0,2}的(?:可|不)?是(?!不是)"
+        + _NOT_ASKED_ZH,
+        r"^我又(?:没|不)" + _NOT_ASKED_ZH,
+        r"(?:执行|运行|试|点|打开|安装|按|装|跑)[^。!?]{0,8}(?:提示|显示|报|出现|弹出"
+        r"|说)[^。!?]{0,10}"
         r"(?:错误|失败|不足|找不到|不存在|拒绝|异常|无法|error)" + _NOT_ASKED_ZH,
         r"(?:这些?|你(?:说|给|写|列)的?)[^,。!?;]{0,10}(?:找不到|没找到|不存在|打不开|用不了)"
         + _NOT_ASKED_ZH,
@@ -386,6 +397,14 @@ CONFIRMATION_EN = RuleSet(
         r"|spot on|sorted|fixed[!.,])|^yes+!|[!.] ?finally[!.]*$",
         r"^(?:ok(?:ay)?,? |that |this |it |all )*looks (?:good|great|right|perfect"
         r"|fine|correct)\b|\byou rock\b|\bthat explains (?:it|a lot|why)\b",
+        r"\bnow i (?:finally )?(?:get|see|understand|know) (?:it|why|how|what)\b(?! to)"
+        r"|^(?:perfect|great|ideal|lovely|exactly the right) \w+[.! ]*$",
+        r"\b(?:that|this) did it\b|\bmakes (?:total|complete|perfect|so much"
+        r"|a lot more) sense(?=[,.!]|$)"
+        r"|\b(?:saved|made) (?:my|me|us|our) (?:\w+ )?(?:day|week|weekend|life|hours|time|night"
+        r"|trip)\b"
+        r"|\b(?:that|this) was (?:it|the (?:missing piece|problem|culprit|cause|issue"
+        r"|reason))(?=[,.!]|$)",
         r"\b(?:i'?m|we'?re) (?:all|good to) (?:set|go)\b|\bgood catch\b"
         r"|\byou were (?:\w+ )?right\b",
         r"\b(?:runs?|works?|loads?|is) (?:\w+ )*(?:faster|fine|smoothly|better"
@@ -482,6 +501,11 @@ CONFIRMATION_ZH = RuleSet(
         r"|多谢|谢了|谢啦|辛苦了)",
         r"(?:^|[,。!;])[^,。!?;不没]{0,6}(?:很|非常|真|太|挺|十分|特别)(?:满意|好用"
         r"|实用|棒|赞|厉害|牛|清楚|清晰|详细|到位|对)(?:了|啊|呀)?(?=[,。!;~]|$)",
+        r"(?:真的?|果然|还真|居然|现在|终于)[^,。!?;不没]{0,3}(?:能|可以|会|好|行"
+        r"|通)[^,。!?;不没]{0,6}了(?=[,。!;]|$)",
+        r"(?:全|都|全部)(?:过|通过|对|好|成功)了(?=[,。!;]|$)|(?:受教|学到|长见识|涨知识)了"
+        r"|原来是?(?:这样|这么|如此)",
+        r"^(?:对[,]?)?(?:就是|正是|要的就是)(?:这个|这种|这样|那个)[^,。!?;]{0,4}(?=[,。!;]|$)",
         r"^(?:满意|好用|好使|真棒|好棒|赞|牛|成了|搞定)(?=[,。!;~了]|$)|(?:弄|修|改|装"
         r"|已经)好了(?=[,。!;]|$)",
         r"(?<!不)(?<!没)(?:能|可以|终于|成功|已经能?)(?:打开|运行|跑|登录|登上|安装"
@@ -510,13 +534,72 @@ CONFIRMATION_ZH = RuleSet(
     ),
 )
 
+_FORM_VERB_EN = (
+    r"(?:use|write|keep|put|show|add|include|skip|drop|give|explain|list|cite|quote|avoid|start|end"
+    r"|finish|begin|close|open|limit|round|label|mark|number|bold|highlight|make (?:it|every"
+    r"|each|all|sure)"
+    r"|shorten|split|break|format|indent|answer|reply|respond|speak|talk|say|refer|address"
+    r"|leave|remove|replace|spell|describe|present|structure|wrap|state|name|separate|capitali[sz]e"
+    r"|phrase|stay|return|output|ask|define|express|type|sign|cut|reduce|turn|underline|trim|stick"
+    r"|tell (?:me|us)(?! about)|walk me through)"
+)
+_FORM_EN = (
+    r"(?:exclamation marks?|emojis?|bullets|bullet points?|headings?|headers?|subheadings?"
+    r"|line breaks?"
+    r"|(?:bulleted|numbered|bullet) lists?|(?:as|in|into) (?:a|the|one) (?:\w+ )?(?:list|table)"
+    r"|tables"
+    r"|markdown|json|yaml|csv|html|latex|plain text|code blocks?|tone|wording|layout|formatting"
+    r"|format"
+    r"|metric|imperial|celsius|fahrenheit|pounds|euros|dollars|kilomet(?:er|re)s|miles"
+    r"|percent(?:ages?)?"
+    r"|decimals?|decimal places|digits|whole (?:numbers?|euros|dollars|pounds)|sources|references"
+    r"|citations?|quotation marks|footnotes?|page numbers?|analogy|analogies|metaphors?"
+    r"|comments|docstrings?|annotations?|type hints?|your working|workings|reasoning|assumptions"
+    r"|tl;?dr|greetings?|sign-?off|disclaimers?|apolog(?:y|ies)|adjectives?|jargon|slang|acronyms?"
+    r"|abbreviations?|contractions|spelling|punctuation|pronouns?|first person|second person"
+    r"|third person|present tense|past tense|passive|capitals?|upper ?case|lower ?case|snake_case"
+    r"|camel ?case|indentation|single quotes|double quotes|semicolons?|variable names?|f-strings?"
+    r"|time ?zones?|utc|24-hour|12-hour|alphabetical(?:ly)?|chronological(?:ly)?|layman'?s"
+    r"|plain (?:language|words|english)|plainly|simply|briefly|formally|informally|politely"
+    r"|concisely"
+    r"|verbatim|step by step|point by point|at a time|in (?:english|german|french|spanish|italian"
+    r"|chinese|japanese|russian)|(?:british|american) \w+)"
+)
+_CONTENT_EN = (
+    r"(?:titles?|summary|recap|takeaways?|conclusion|introduction|intro|questions?|examples?|words?"
+    r"|sentences?|paragraphs?|lines?|lists?|tables?|columns?|bullets?|points?|links?|quotes?|steps?"
+    r"|sections?|code|details?|explanations?|names?|numbers?|dates?|units?|original|style|voice"
+    r"|replies"
+    r"|answers?|everything|history|background|theory|calculations?|parts?|figures?)"
+)
+_CHANGE_EN = (
+    r"(?:skip|drop|leave out|avoid|limit|shorten|split|break|keep|finish|end|begin|number|bold"
+    r"|highlight"
+    r"|label|indent|cut|trim|reduce|stick to|wrap|capitali[sz]e|separate|underline|round"
+    r"|tone down|quote"
+    r"|cite|make (?:every|each|all)|(?:ask|give|show|list|offer|suggest) (?:me )?(?:at most"
+    r"|no more than"
+    r"|only|just|up to))"
+)
+_TASK_OF_EN = (
+    r"(?![^.!;]*\b(?:list|table|summary|examples?|story|poem|sentences?|words?|questions?"
+    r"|paragraphs?"
+    r"|titles?|email|lines|comparison) (?:of|about|for|on|to|between|from|where|in which)\b)"
+)
+_NO_QUESTION_EN = r"(?![^.!;]*\?)"
+_CLAUSE_EN = (
+    r"(?:(?:^|[.;!:] ?)(?:(?:please|pls|also|and|but|ok|okay|now|just|always|so|then|next time"
+    r"|in future)"
+    r"[, ]+)*|, (?:please |just |and |but )?)"
+)
+
 DIRECTIVE_EN = RuleSet(
     Signal.DIRECTIVE,
     "en",
     masks=(
         r"(?:^|[.!;?] ?)(?:and |but |so )?(?:what|how|why|when|where|who|which)\b[^.!;?]*\?",
         r"\bnever (?:mind|ever mind)\b",
-        r"\b(?:should|can|could|may|do|would|if|how|why|when|what)(?: \w+)? (?:i|we|they|people)"
+        r"(?<!you )\b(?:should|can|could|may|do|would|how|why|what)(?: \w+)? (?:i|we|they|people)"
         r" (?:\w+ )?\w+[^.!?;]*",
         r"\bnext time (?:i|we|he|she|they)\b",
         r"\bi(?:'?ll| will|'?d)? (?:\w+ )?use\b[^.!?;]*",
@@ -643,7 +726,113 @@ DIRECTIVE_EN = RuleSet(
         r"|sweat"
         r"|you|we|they|i\b|even|really|expect|trust|feel|agree)\w+ (?!\?)[^?]*$",
         r"\bi(?:'?d| would)? (?:prefer|rather have)\b",
+        _CLAUSE_EN
+        + _FORM_VERB_EN
+        + r"\b"
+        + _NO_QUESTION_EN
+        + _TASK_OF_EN
+        + r"[^.!;?]*\b"
+        + _FORM_EN
+        + r"\b",
+        _CLAUSE_EN + r"(?:use|write|keep|put|start|begin|end|finish|give|show|mark|make|add|include"
+        r"|explain|answer|check"
+        r"|translate|name|list|state|tell|say|leave|ask|treat|read|test|wrap|label|call|spell)\b"
+        + _NO_QUESTION_EN
+        + _TASK_OF_EN
+        + r"[^.!;?]{0,40}\b(?:every|each|always|never|everywhere|throughout|consistently)\b",
+        _CLAUSE_EN
+        + r"(?:give|put|state|say|tell|show|write|list|lead with|start with|keep|move|place)\b"
+        + _NO_QUESTION_EN
+        + r"[^.!;?]{0,40}\b(?:first|last|up front|upfront|at the (?:very )?(?:top|bottom|start"
+        r"|end|beginning)"
+        r"|separately|together|side by side|underneath|below it|above it)(?: please)?(?=[.,!;]|$)",
+        _CLAUSE_EN
+        + r"(?:mention|specify|indicate|note|flag|point out|clarify|state|mark|say|highlight)"
+        r" (?:clearly |exactly |always )?(?:which|what|where|when|whether|who|if)\b"
+        + _NO_QUESTION_EN,
+        _CLAUSE_EN + r"(?!i\b|we\b|he\b|she\b|they\b|it\b|the\b|you\b)\w+ [^.!;?]{2,50}"
+        r"\bso (?:that )?i can (?:copy|paste|read|print|scan|see|follow|compare|share|tell"
+        r"|check|skim)\b",
+        r"\bfrom (?:here|this point|today|now)(?: on(?:wards?)?)?,? (?!\w+ (?:to|until)\b)\w+",
+        r"\bi(?:'?d| would) (?:rather|sooner|much rather|prefer to) (?:see|have|get|read|you)\b"
+        + _NO_QUESTION_EN,
+        r"^(?:please |and |but )*(?:less|fewer|enough (?:of |with )?(?:the|this|your)"
+        r"|stop (?:with )?(?:the|your"
+        r"|all)|cut (?:out )?the|(?:drop|skip|ditch|lose) (?:the|all|your|this))"
+        r" \w+(?:[ -]\w+)?,?(?: please| thanks?| from now on)?[.! ]*$",
+        _CLAUSE_EN
+        + _CHANGE_EN
+        + r"\b"
+        + _NO_QUESTION_EN
+        + r"[^.!;?]{0,30}\b"
+        + _CONTENT_EN
+        + r"\b",
+        r"^(?:please |and |but )*(?:not so many|not so much|fewer|less|no more|no"
+        r"|without(?: any)?) (?:\w+ )?"
+        + _CONTENT_EN
+        + r"\b"
+        + _NO_QUESTION_EN
+        + r"[^.!;?]{0,30}[.! ]*$",
+        _CLAUSE_EN
+        + r"(?:write|say|phrase|put|explain|describe|answer|reply|word|do|treat|speak|talk|sound)\b"
+        + _NO_QUESTION_EN
+        + r"[^.!;?]{0,30}\b(?:the way|as if|as though|like (?:a|an|i|you|we|it|my)\b"
+        r"|for (?:a|an) \w+(?: \w+)?$)",
+        _CLAUSE_EN
+        + r"(?:sort|group|order|split|arrange|rank|organi[sz]e|sum|count|break)\b"
+        + _NO_QUESTION_EN
+        + r"[^.!;?]{0,40}\bby \w+",
+        _CLAUSE_EN
+        + r"(?:show|give|quote|write|convert|express|state|list|report) (?:me )?(?:all |the "
+        r"|every |any )?"
+        r"(?:prices?|dates?|numbers?|amounts?|times?|names?|distances?|temperatures?|results?"
+        r"|values?|sizes?)\b" + _NO_QUESTION_EN + r"[^.!;?]{0,30}\b(?:in|as|to|with|per|by)\b",
+        _CLAUSE_EN
+        + r"(?!i\b|we\b|he\b|she\b|they\b|it\b|the\b|you\b)\w+ "
+        + _NO_QUESTION_EN
+        + r"[^.!;?]{2,50}\bbefore (?:you\b|any(?:thing|one|body)?\b|\w+ing\b)",
+        _CLAUSE_EN
+        + r"(?:when(?:ever)?|if|once|unless|as soon as|every time|each time) (?:i|you|we|a|an"
+        r"|the|there|it"
+        r"|something|someone|unsure|in doubt|possible|needed)\b"
+        + _NO_QUESTION_EN
+        + r"[^,.!;?]{0,60}, ?(?:please |just |always |do |then )?(?:tell|say|ask|give|show|use"
+        r"|write|stop"
+        r"|add|mark|warn|let me know|list|answer|leave|skip|reply|point|check|don'?t|do not"
+        r"|never|only"
+        r"|explain|mention|be|put|keep|include|start|assume)\b",
+        r"^(?:please |and |but )*(?:not so|less|fewer|more|no more|no|without(?: any)?|only"
+        r"|just|max(?:imum)?"
+        r"|at most) (?:many |much |long )?(?:\w+ )?"
+        + _FORM_EN
+        + r"\b"
+        + _NO_QUESTION_EN
+        + r"[^.!;?]{0,30}[.! ]*$",
+        r"\b(?:i (?:only|just) (?:want|need)|all i (?:want|need) is|just) (?:the|a"
+        r"|an)\b[^.!;?]{1,40}"
+        r"(?:\bnothing (?:else|more)\b|\bno \w+|\bthat'?s all\b|\bwithout\b)",
+        r"\bit(?:'?s| is|'?d be| would be) (?:better|nicer|clearer|easier)"
+        r" (?:to (?:answer|write|reply|use|say|give|start|keep|show|put|list|explain)|if (?:you"
+        r"|the|it))\b" + _NO_QUESTION_EN,
+        r"^(?:and |but |please |no,? )*you (?:can|may|should|must|have to|need to|needn'?t"
+        r"|don'?t (?:have|need)"
+        r" to) (?:always |just |also )?(?:assume|skip|use|write|answer|keep|ask|check|cite"
+        r"|include|be|stop"
+        r"|address|call|leave|explain|say|mention|add)\b" + _NO_QUESTION_EN,
+        _CLAUSE_EN + r"(?:refer to|address|call) (?:me|us|him|her|them|it)\b" + _NO_QUESTION_EN,
+        r"\b(?:i want|i need|i expect|i'?d like|make sure|be sure|ensure|remember)\b"
+        + _NO_QUESTION_EN
+        + r"[^.!;?]{0,20}\b(?:you to|every|each|all (?:the )?(?:answers|replies|numbers|names"
+        r"|dates)|always"
+        r"|never)\b",
     ),
+)
+
+_FORM_ZH = (
+    r"(?:注释|出处|来源|例子|单位|日期|步骤|说明|链接|页码|编号|序号|标题|标点|拼音|翻译|税率"
+    r"|理由|依据|时间|原文|过程|公式"
+    r"|小标题|备注|注音|署名|称呼|表情|括号|引号|百分比|金额|祝福语?|落款|结论|要点|总结|摘要"
+    r"|目录|图例|类型)"
 )
 
 DIRECTIVE_ZH = RuleSet(
@@ -654,7 +843,8 @@ DIRECTIVE_ZH = RuleSet(
         r"|客气|急|担心|管|着急)|不要(?:紧|急|担心|钱)|不必(?:了|客气)",
         _QUESTION_ZH,
         r"请问|请用餐|先生|先进|先后|先前|优先|首先",
-        r"先(?:去|到|坐|吃|走|飞|买|上|下|学|看)[^,。!?;]{1,12}(?:再|然后|后)(?:去|到|坐|吃|走|飞|买|上|下|学|看)"
+        r"先(?:去|到|坐|吃|走|飞|买|上|下|学|看)[^,。!?;]{1,12}(?:再|然后|后)(?:去|到|坐|吃|走"
+        r"|飞|买|上|下|学|看)"
         r"[^,。!?;]*",
         r"(?:以前|过去|原来|从前|小时候)我[^。!?;]*",
         r"(?:写|说|算|看|译|打|弄|搞|念|认|标)成[^,。!?;]{1,10}了(?=[,。!;]|$)",
@@ -706,21 +896,94 @@ DIRECTIVE_ZH = RuleSet(
         r"应该(?:用|改|先|直接|使用)",
         r"(?:简短|简洁|简单|正式|口语化|礼貌|通俗|短|长)(?:一点|一些|点)",
         r"(?:控制在|不要?超过)[\d一二三四五六七八九十百千]+",
-        r"(?:里|中|上|^|[,。!;])(?:请|都|千万|最好)?(?:别|不要|不能|不许|不准)再?(?:出现|带|含|放|夹杂|混|留)"
+        r"(?:里|中|上|^|[,。!;])(?:请|都|千万|最好)?(?:别|不要|不能|不许|不准)再?(?:出现|带|含"
+        r"|放|夹杂|混|留)"
         r"(?!走|来|孩子|我)" + _NOT_ASKED_ZH,
-        r"(?:每|各)(?:一)?(?:条|个|项|段|步|句|行|点|章|处|题|节)[^,。!?;]{0,8}(?:附|加|标|写|注明|列|配|给|举)"
+        r"(?:每|各)(?:一)?(?:条|个|项|段|步|句|行|点|章|处|题|节)[^,。!?;]{0,8}(?:附|加|标|写"
+        r"|注明|列|配|给|举)"
         r"(?!了|吗|得)" + _NOT_ASKED_ZH + r"[^,。!?;]*$",
-        r"先[^,。!?;]{1,12},[^,。!?;]{0,12}(?:再|之后|然后|才)(?:写|做|改|动|发|说|给|开始|继续|回答)(?![^。!]*[吗?])",
+        r"先[^,。!?;]{1,12},[^,。!?;]{0,12}(?:再|之后|然后|才)(?:写|做|改|动|发|说|给|开始|继续"
+        r"|回答)(?![^。!]*[吗?])",
         r"保留[\d一二两三四五六]+位|(?:精确|四舍五入)到",
-        r"(?:^|[,。!;])(?:请|你|麻烦|记得)*先?(?:查|搜|看|读|问|算|核对|检查|确认|跑|对照|翻)(?:一下|一遍|过|完"
-        r"|好|清楚)?[^,。!?;]{0,10}[,]?(?:再|之后再?|以后再|后再?|才)(?:回答|回复|写|说|改|答|给|下结论|动手|告诉)",
+        r"(?:^|[,。!;])(?:请|你|麻烦|记得)*先?(?:查|搜|看|读|问|算|核对|检查|确认|跑|对照"
+        r"|翻)(?:一下|一遍|过|完"
+        r"|好|清楚)?[^,。!?;]{0,10}[,]?(?:再|之后再?|以后再|后再?|才)(?:回答|回复|写|说|改|答"
+        r"|给|下结论|动手|告诉)",
         r"(?:^|[,。!;])(?:以后|今后|下次)?(?:请)?(?:就)?称呼我",
-        r"[\d一二两三四五六七八九十百]+(?:个字|字|句话?|行|段话?|条)(?:以内|之内|以下|就够|就行|就好|为限)",
-        r"(?:变量名?|函数名|注释|标题|名字|单位|日期|时间|金额|数字|人名|地名|术语|结论|重点|称呼|语言|格式)"
-        r"[^,。!?;我]{0,4}(?:都|一律|统一|全部?|请)?(?:用|写成|标成|加粗|换成|改成|放在?)(?!了|过|得)"
-        + _NOT_ASKED_ZH
-        + r"[^,。!?;]*$",
-        r"(?:^|[,。!;])(?:请|以后)?(?:不要|别)(?:一上来|动不动|总是?|老是?|每次|开头|一开头)[^,。!?;]{0,6}",
+        r"[\d一二两三四五六七八九十百]+(?:个字|字|句话?|行|段话?|条)(?:以内|之内|以下|就够|就行"
+        r"|就好|为限)",
+        r"(?:变量名?|函数名|注释|标题|名字|单位|日期|时间|金额|数字|人名|地名|术语|结论|重点"
+        r"|称呼|语言|格式)"
+        r"[^,。!?;我]{0,4}(?:都|一律|统一|全部?|请)?(?:用|写成|标成|加粗|换成|改成|放在?)(?!了"
+        r"|过|得)" + _NOT_ASKED_ZH + r"[^,。!?;]*$",
+        r"(?:^|[,。!;])(?:请|以后)?(?:不要|别)(?:一上来|动不动|总是?|老是?|每次|开头"
+        r"|一开头)[^,。!?;]{0,6}",
+        r"(?:^|[,。!;])(?:请|都)?(?:每|各)(?:一)?(?:条|个|项|段|步|句|行|点|章|处|题|节|次|页"
+        r"|封)[^,。!?;我]{0,6}(?:空|分|换|用|只|都"
+        r"|不|要|先|控制|以|从|按|放|问|说|讲)" + _NOT_ASKED_ZH,
+        r"(?:价格|价钱|单位|日期|数字|时间|金额|温度|距离|长度|重量|人名"
+        r"|地名)[^,。!?;我]{0,4}(?:换算成|换成|写成|改成|标|精确|保留"
+        r"|用|按|都|统一)(?!了|过)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请|都|在)?(?:结尾|开头|末尾|最后|文末|标题|前面|后面|中间|段首|句末"
+        r"|文章?里|代码里|表格里?|回复里?|答案里?|邮件里?)"
+        r"[^,。!?;我]{0,4}(?:加|写|放|附|注|空|用|别|标|带|不要|只|统一|一律|要)(?!了|过|的)"
+        + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])[^,。!?;我]{0,6}(?:之前|以前|前)[,]?(?:请|你|都)?(?:先|必须|要|得|务必|一定)"
+        + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请|就)?(?:只|单)(?:挑|说|讲|给|列|写|用|答|保留|输出|回答|显示|提"
+        r"|看)(?!了|过|有|能|是)" + _NOT_ASKED_ZH,
+        r"(?:写|加|带|附|标|注|配|补|列|给)(?:上|出|明|清楚?)[^,。!?;]{0,6}"
+        + _FORM_ZH
+        + _NOT_ASKED_ZH,
+        r"把?[^,。!?;我]{0,4}"
+        + _FORM_ZH
+        + r"(?:也|都|全|一并)?(?:写|列|给|说|展示|附|标|带|放|加)(?:出来|上|清楚|明白|进去|在)"
+        + _NOT_ASKED_ZH,
+        r"(?:语气|口吻|风格|措辞|用词|态度)[^,。!?;]{0,4}(?:再|更|要|别|点|些|像|换)"
+        + _NOT_ASKED_ZH,
+        r"(?:口语|书面|正式|客气|委婉|直白|活泼|严肃|轻松|专业|简短|详细|具体|短"
+        r"|长)(?:化)?(?:一点儿?|点儿?|一些|些)(?=[,。!;]|$)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请|你)?(?:尽量|务必|一律|统统|全部|全文|始终|千万|一定|统一|都)(?:都"
+        r"|要|请)?(?:用|写|别|不要|保持|按|以|标|放|改"
+        r"|换|说|少|多|注明|翻译成|避免)" + _NOT_ASKED_ZH,
+        r"(?:一律|统一|全都)(?:用|写|放|标|改|按|换|加)",
+        r"(?:^|[,。!;])(?:请|你)?一次(?:只|最多)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:遇到|碰到|如果|要是|万一)?(?:不确定|不知道|没把握|拿不准|不清楚"
+        r"|查不到|不懂|不会)的?[^,。!?;我]{0,6}[,]?(?:就|请"
+        r"|要)?(?:说|标|问|注明|告诉|写|直说|空着|留空)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请|你)?(?:别|不要|不许)(?:瞎|乱|随便|擅自|老|总|动|自己|再)[^,。!?;]{0,6}"
+        + _NOT_ASKED_ZH,
+        r"(?:保持|保留|沿用|维持)(?:原|我|它|现在)[^,。!?;]{0,8}" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请)?按[^,。!?;我]{1,8}(?:排序|排列|排|分组|分类|归类|列|分)(?=[,。!;]"
+        r"|$|一下|好|出来)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请)?分(?:点|条|段|步|行|项|栏|几点|步骤)(?:地)?(?:来)?(?:回答|说|写"
+        r"|列|讲|回复|答|解释)",
+        r"(?:给我|说|写|要|看|列|讲)[^,。!?;]{1,8}(?:就行|就好|就可以|就够)[,。]?[^?]*$",
+        r"(?:解释|说明|客套话?|开场白|铺垫|废话|寒暄|道歉)(?:就|都|可以|全)?(?:省|免|略|跳过"
+        r"|不用|不要|去掉|少)",
+        r"(?:要|得|必须|请|记得)(?:写|注|标)(?:明|清|上|出)",
+        r"(?:跟|和|与|照|按照?|仿照|参照|参考)[^,。!?;]{1,10}(?:保持)?(?:一致|一样|统一"
+        r"|的(?:格式|写法|风格|样式))(?=[,。!;]|$)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请|你)?先(?:给|说|写|讲|列|报|亮|摆)(?:我"
+        r"|出)?[^,。!?;]{0,10}(?=[,。!;]|$)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?!我|他|她|你)[^,。!?;我他她]{1,8}(?:放到|放在|放进|写到|写进|写在|移到"
+        r"|挪到|单独(?:放|列|写))[^,。!?;]{1,8}"
+        r"(?=[,。!;]|$)(?<!了)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请|要|得)?(?:写|说|讲|标|交代|注|解释)(?:清楚?|明白?|清)(?!了)",
+        r"^(?:请|就|再|可以)?(?:少|多)(?!少|久|大|亏|数|余|半|了|的|个|谢|吃|喝|穿|休"
+        r"|睡)[^,。!?;]{1,5}(?:点|些)?(?=[,。!;]|$)" + _NOT_ASKED_ZH,
+        r"的(?:词|地方|内容|部分|句子|名字|术语|数字|步骤|段落)(?:就|请|都|要)?(?:保留|标|留"
+        r"|不用|别|加|写|用|省|跳|空|注|放)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:就|请|你)?(?:当|把我当|假设|假定)(?:成|作|做)?我?[^,。!?;]{1,12}(?:来"
+        r"|去|这样)?(?:讲|说|解释|写|回答|看待|就行|就好)",
+        r"(?:^|[,。!;])(?:请|你|以后)?(?:别|不要)(?!吧|啊|了|这样)[^,。!?;我]{0,2}(?:把|在|用"
+        r"|对|给|跟|为|每)[^,。!?;]{1,14}(?=[,。!;]|$)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请)?(?:用|拿)[^,。!?;]{1,12}(?:打个?比方|举例|比喻|作比较|表示|展示|排版)"
+        + _NOT_ASKED_ZH,
+        r"像[^,。!?;]{1,10}(?:那样|一样|似的)(?:说|聊|写|讲|回答)?(?=[,。!;]|$)" + _NOT_ASKED_ZH,
+        r"(?:^|[,。!;])(?:请|就|全部|全文|都|以后|尽量)*用(?:繁体|简体|大白话|白话|人话|文言"
+        r"|敬语|第[一二三]人称|书面语|口语|粗体|斜体|全角"
+        r"|半角|阿拉伯数字|汉字|公制|美元|人民币|[二两三四五六]种)",
     ),
 )
 

@@ -23,6 +23,7 @@ from functools import lru_cache
 from msgspec import Struct
 from rapidfuzz import fuzz
 
+from processors.reward.contrast import asks, corrects
 from processors.reward.needs import START_CHARS, Word, needed, needed_besides
 from processors.reward.rules import (
     QUOTED,
@@ -169,10 +170,16 @@ def _normalise(text: str) -> str:
     return _SPACE_BESIDE_CHINESE.sub("", spaced)[:MAX_CHARS]
 
 
-def find(text: str) -> tuple[Match, ...]:
+def find(text: str, reply: str = "") -> tuple[Match, ...]:
     """The signals that ``text`` gives by its words, at most one of each kind.
 
-    A turn that corrects does not confirm: "thanks, but that's wrong" is a correction only.
+    A turn that corrects does not confirm: "thanks, but that's wrong" is a correction only. What
+    gives no signal by itself may correct by what it says of the same things as the reply
+    (``processors.reward.contrast``).
+
+    Args:
+        text: The turn.
+        reply: The reply right before it; empty if it is not known.
 
     Returns:
         Matches in the order of ``RULE_SETS``; repetition is never among them.
@@ -188,8 +195,18 @@ def find(text: str) -> tuple[Match, ...]:
         if hit is not None:
             found[rules.signal] = Match(rules.signal, _quote(hit.group()))
     if Signal.CORRECTION in found:
+        if _ANSWER.match(found[Signal.CORRECTION].quote) and asks(reply):
+            return ()
         found.pop(Signal.CONFIRMATION, None)
+    if not found and reply:
+        stated = corrects(text, normalised, reply)
+        if stated is not None:
+            return (Match(Signal.CORRECTION, _quote(stated)),)
     return tuple(found.values())
+
+
+_ANSWER = re.compile(r"(?:no|nope|nah)\b(?!.*\byou)|不(?!.*你)")
+"""A correction of these words is an answer where the reply asked something."""
 
 
 def _rule_tokens(text: str, normalised: str) -> Sequence[str]:

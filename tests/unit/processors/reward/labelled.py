@@ -19,6 +19,8 @@ FILE = Path(__file__).with_name("labelled.tsv")
 LATER = FILE.with_name("later.tsv")
 LAST = FILE.with_name("last.tsv")
 REPLIED = FILE.with_name("replied.tsv")
+UNSEEN = FILE.with_name("unseen.tsv")
+FINAL = FILE.with_name("final.tsv")
 LINE_BREAK = "⏎"
 REPORTED = (
     Signal.REPETITION,
@@ -81,7 +83,7 @@ def found(case: Case) -> frozenset[Signal]:
     """The signals that the rules find in ``case``, of those that are reported."""
     if case.role == "tool":
         return frozenset() if tool_error(case.text) is None else frozenset({Signal.TOOL_ERROR})
-    signals = {match.signal for match in find(case.text)}
+    signals = {match.signal for match in find(case.text, case.reply or "")}
     threshold = RewardSettings().repetition_similarity
     if case.earlier is not None and repeats(case.text, [case.earlier], threshold) is not None:
         signals.add(Signal.REPETITION)
@@ -125,7 +127,7 @@ def main() -> None:
         for case in half if wanted == name else ():
             if found(case) != case.signals:
                 print(f"{sorted(case.signals)} found {sorted(found(case))}: {case.text!r}")
-    for file in (LATER, LAST, REPLIED):
+    for file in (LATER, LAST, REPLIED, UNSEEN, FINAL):
         cases = load(file)
         print(f"{file.stem}: {len(cases)} cases\n\n{table(cases)}")
 

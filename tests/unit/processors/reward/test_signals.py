@@ -106,7 +106,7 @@ ENGLISH: list[tuple[str, set[Signal]]] = [
     # asking for details
     ("Can you explain that in more detail?", {M}),
     ("Tell me more", {M}),
-    ("without details please", set()),
+    ("without details please", {Signal.DIRECTIVE}),
     # nothing at all
     ("", set()),
     ("What is the capital of France?", set()),
