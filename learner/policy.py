@@ -76,7 +76,8 @@ class PolicyNetwork:
         base: The base model, without adapters; it belongs to this network from now on.
         model_settings: Shape of the adapter.
         settings: ``seed`` draws the adapter's first weights; ``detach_value``,
-            ``gradient_checkpointing`` and ``logprob_chunk_tokens`` as the settings say.
+            ``gradient_checkpointing``, ``compile_layers`` and ``logprob_chunk_tokens`` as the
+            settings say.
 
     Raises:
         ModelError: The base model's log-probabilities are not those of its last hidden state
@@ -97,6 +98,9 @@ class PolicyNetwork:
         self.model = attach_lora(causal, model_settings, seed=settings.seed)
         if settings.gradient_checkpointing:
             _enable_checkpointing(causal)
+        if settings.compile_layers:
+            for block in self._blocks:
+                block.compile(dynamic=True)  # rows differ in number and length
         self.value_head = nn.Linear(self._head.weight.shape[1], 1, device=base.device)
         # Zero values at first: an update begins with what it sees, not with noise.
         nn.init.zeros_(self.value_head.weight)

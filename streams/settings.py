@@ -346,6 +346,7 @@ class LearnerSettings(Section):
     negative_advantage_weight: Share = 1.0
     detach_value: bool = True
     gradient_checkpointing: bool = False
+    compile_layers: bool = False
     logprob_chunk_tokens: PositiveInt = 256
     measure_every: PositiveInt = 4
     digest_mismatch: Literal["refuse", "rerender"] = "refuse"

@@ -6,7 +6,8 @@ SmolLM2-135M's shape and random weights. Everything runs in this process, in a f
 1. One update in float32 on the device against the same update on the CPU: log-probabilities
    before it, the gradient of its single step, and what it reports.
 2. Updates in bfloat16, with the bare passes beside them: tokens a second, and the share of the
-   device's own matrix speed that the training passes reach (MFU).
+   device's own matrix speed that the training passes reach (MFU). On a GPU the same updates with
+   the decoder's layers compiled, too: whether that pays there.
 3. The bound on the device's memory: what updates took, and that more is refused.
 """
 
@@ -83,6 +84,15 @@ class CudaPlan:
             memory_fraction=MEMORY_FRACTION if cuda else 1.0,
         )
 
+    @property
+    def speed_jobs(self) -> dict[str, SpeedJob]:
+        """Whose speed is measured, by name."""
+        jobs = {"ours": self.measured, "ceiling": replace(self.measured, subject="ceiling")}
+        if self.device == "cuda":
+            # On a CPU compiling takes minutes and gains nothing.
+            jobs["ours_compiled"] = replace(self.measured, compiled=True)
+        return jobs
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Trace:
@@ -117,7 +127,8 @@ def run(plan: CudaPlan, on_step: OnStep) -> Report:
     if plan.device == "cuda":
         on_step("the bound on the device's memory")
         goals.extend(_memory_goals(max(subjects["ours"]["peak_mb"])))
-    ratios = ratios_to(subjects, "ours", "tokens_per_s", ["ceiling"])
+    others = [name for name in plan.speed_jobs if name != "ours"]
+    ratios = ratios_to(subjects, "ours", "tokens_per_s", others)
     return Report(
         bench="cuda-check", machine=machine, subjects=subjects, ratios=ratios, goals=goals
     )
@@ -183,11 +194,10 @@ def compared(ours: Trace, theirs: Trace) -> dict[str, float]:
 
 def _speeds(plan: CudaPlan, on_step: OnStep) -> dict[str, Metrics]:
     matrix = _matrix_flops(plan.measured)
-    found: dict[str, dict[str, list[float]]] = {"ours": {}, "ceiling": {}}
+    found: dict[str, dict[str, list[float]]] = {name: {} for name in plan.speed_jobs}
     for number in range(1, plan.repetitions + 1):
-        for subject in ("ours", "ceiling"):
+        for subject, job in plan.speed_jobs.items():
             on_step(f"{subject}: repetition {number} of {plan.repetitions}")
-            job = replace(plan.measured, subject=subject)
             values = measure(job)
             values["mfu"] = values["tokens_per_s"] * flops_per_token(job) / matrix
             for metric, value in values.items():

@@ -40,6 +40,7 @@ class SpeedJob:
         device: ``cpu`` or ``cuda``.
         dtype: ``float32`` or ``bfloat16``.
         memory_fraction: How much of a GPU's memory may be taken.
+        compiled: Whether the decoder's layers go through ``torch.compile``.
         seed: Of rollouts and adapter.
     """
 
@@ -55,6 +56,7 @@ class SpeedJob:
     device: Literal["cpu", "cuda"] = "cpu"
     dtype: Literal["float32", "bfloat16"] = "float32"
     memory_fraction: float = 1.0
+    compiled: bool = False
     seed: int = 1
 
     @property
@@ -79,6 +81,7 @@ class SpeedJob:
             learning_rate=LEARNING_RATE,
             learning_rate_schedule="constant",
             kl_coef=KL_COEF,
+            compile_layers=self.compiled,
             seed=self.seed,
         )
 

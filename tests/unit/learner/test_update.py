@@ -281,6 +281,31 @@ def test_neither_checkpointing_nor_shared_layers_change_the_gradient() -> None:
             torch.testing.assert_close(got, wanted, atol=2e-6, rtol=1e-3)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # read by the tracer
+def test_compiled_layers_change_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[object] = []
+    in_place = torch.nn.Module.compile
+
+    def traced(module: torch.nn.Module, **options: Any) -> None:
+        compiled.append(module)
+        # The same graphs, but without a C compiler.
+        in_place(module, backend="eager", **options)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", traced)
+
+    def under(compile_layers: bool) -> list[Tensor]:
+        network = updater(SHARED, compile_layers=compile_layers).network
+        assert compiled == (list(network._blocks) if compile_layers else [])
+        rows = network.with_states([network.row(one) for one in samples()])
+        network.score(rows).logprobs.sum().backward()  # type: ignore[no-untyped-call]
+        return [p.grad for p in network.adapter_parameters() if p.grad is not None]
+
+    plain, fast = under(False), under(True)
+    assert len(plain) == len(fast) > 0
+    for got, wanted in zip(fast, plain, strict=True):
+        torch.testing.assert_close(got, wanted, atol=2e-6, rtol=1e-3)
+
+
 def test_the_gradient_is_that_of_the_textbook_loss() -> None:
     """Against plain autograd on full logits, with advantages computed by hand."""
     learner = updater(whiten_advantages=False, gae_lambda=1.0, gamma=1.0, vf_coef=0.0)

@@ -34,6 +34,12 @@ def test_what_needs_no_gpu_runs_without_one(
     assert report["subjects"]["ceiling"]["tokens_per_s"][0] > 0
 
 
+def test_compiled_layers_are_measured_on_a_gpu_alone() -> None:
+    assert list(CudaPlan().speed_jobs) == ["ours", "ceiling", "ours_compiled"]
+    assert CudaPlan().speed_jobs["ours_compiled"].learner.compile_layers
+    assert list(TINY.speed_jobs) == ["ours", "ceiling"]
+
+
 def test_without_a_gpu_it_fails_and_says_what_it_needs(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
