@@ -47,8 +47,13 @@ from streams.settings import Settings, load_settings, write_settings
 logger = logging.getLogger(__name__)
 
 BATCH_RECORDS = 5_000
-"""As many as a live worker's transactions take by default: what the outputs are does not depend
-on it."""
+"""Records read at a time."""
+
+APPLIED_RECORDS = 20_000
+APPLIED_BYTES = 16 * 1024 * 1024
+"""So many records, or so much, are applied at a time: after each time the processor writes down
+what changed in its state, most of which changes again. What the outputs are does not depend on
+it."""
 
 SPARING_S = 0.05
 """With a rate, what may be done in so long is taken at a time: whatever is taken at once is done
@@ -384,10 +389,15 @@ class _Pace:
 
     @property
     def portion(self) -> int:
-        """How many records to take at a time."""
+        """How many records to read at a time."""
         if self._rate_per_s is None:
             return BATCH_RECORDS
         return max(1, min(BATCH_RECORDS, round(self._rate_per_s * SPARING_S)))
+
+    @property
+    def applied(self) -> int:
+        """How many records to apply at a time."""
+        return APPLIED_RECORDS if self._rate_per_s is None else self.portion
 
     def wait(self, records: int) -> None:
         """Wait until so many more may have been done. Time that was lost is not made up for."""
@@ -420,16 +430,21 @@ class _Pass:
 
     def run(self, reader: Reader, sessions: frozenset[bytes]) -> None:
         self._tell()
+        waiting = waiting_bytes = 0
         for batch in reader.batches():
             for topic, records in batch.items():
                 self._processor.feed(topic, _only(records, sessions))
-            self._drain(done=False)
+                waiting += len(records)
+                waiting_bytes += sum(len(record.value or b"") for record in records)
+            if waiting >= self._pace.applied or waiting_bytes >= APPLIED_BYTES:
+                self._drain(done=False)
+                waiting = waiting_bytes = 0
             self._pace.wait(sum(map(len, batch.values())))
         self._drain(done=True)
 
     def _drain(self, *, done: bool) -> None:
         while True:
-            outcome = self._processor.drain(self._pace.portion)
+            outcome = self._processor.drain(self._pace.applied)
             self._keep(outcome, done=done and not outcome.more)
             if not outcome.more:
                 return

@@ -3,6 +3,10 @@
 State, outputs and positions are written together, in one transaction of SQLite's, of as many
 outcomes as came within a moment. A replay that was killed goes on where it stood at the last of
 these, and puts nothing out twice.
+
+State is written as a log: its keys come in no order, and to find each would take more time, the
+more state there is, than to write it. Only who goes on reads it. What later entries replaced is
+taken out once it is most of the log.
 """
 
 from __future__ import annotations
@@ -23,17 +27,23 @@ becomes again within that time is written once."""
 KEPT_BYTES = 64 * 1024 * 1024
 """About so much waits in memory at most."""
 
+COMPACT_BYTES = 256 * 1024 * 1024
+"""State is left as it is until so much was written, and as much as what was left of it the
+last time."""
+
 _VERSION = 2
 _BUSY_S = 60.0
 
-# Outputs are rows of some kilobytes that nobody looks for by what is in them: they are written
-# one after the other, in pages that hold several. State entries are alike large, and their keys
-# come in no order: rows kept by key would split pages all the time.
+# Rows are some kilobytes: pages hold several.
 _PAGE_BYTES = 16 * 1024
 _TABLES = """
-CREATE TABLE IF NOT EXISTS state (key BLOB PRIMARY KEY, value BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS state (number INTEGER PRIMARY KEY, key BLOB NOT NULL, value BLOB);
 CREATE TABLE IF NOT EXISTS made (number INTEGER PRIMARY KEY, value BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+"""
+_COMPACT = """
+DELETE FROM state WHERE number NOT IN (SELECT max(number) FROM state GROUP BY key);
+DELETE FROM state WHERE value IS NULL;
 """
 _FOUND = "SELECT user_version, (SELECT count(*) FROM sqlite_master) FROM pragma_user_version"
 
@@ -55,6 +65,7 @@ class PartitionStore:
         self._changes: dict[bytes, bytes | None] = {}
         self._made: list[bytes] = []
         self._bytes = 0
+        self._compact_at = COMPACT_BYTES
         self._db = sqlite3.connect(path, timeout=_BUSY_S, isolation_level=None)
         self._db.execute(f"PRAGMA page_size={_PAGE_BYTES}")
         # Survives a killed process; a machine that loses power may begin again. What is only
@@ -108,20 +119,26 @@ class PartitionStore:
 
     def _write(self, facts: Mapping[str, str]) -> None:
         db, changes = self._db, self._changes
-        gone = [(key,) for key, value in changes.items() if value is None]
-        kept = [(key, value) for key, value in changes.items() if value is not None]
         db.execute("BEGIN")
-        db.executemany("DELETE FROM state WHERE key = ?", gone)
-        db.executemany("INSERT OR REPLACE INTO state VALUES (?, ?)", kept)
-        db.executemany("INSERT INTO made (value) VALUES (?)", zip(self._made))
+        db.executemany("INSERT INTO state (key, value) VALUES (?, ?)", changes.items())
+        db.executemany("INSERT INTO made (value) VALUES (?)", zip(self._made, strict=True))
         db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", facts.items())
         db.execute("COMMIT")
+        self._compact_at -= sum(len(value) for value in changes.values() if value)
+        if self._compact_at <= 0:
+            self._compact()
         self._changes, self._made, self._bytes = {}, [], 0
         self._written_s = self._now_s()
 
+    def _compact(self) -> None:
+        self._db.executescript(f"BEGIN IMMEDIATE; {_COMPACT} COMMIT;")
+        (left,) = self._db.execute("SELECT sum(length(value)) FROM state").fetchone()
+        self._compact_at = max(COMPACT_BYTES, left or 0)
+
     def entries(self) -> Iterator[tuple[bytes, bytes]]:
         """The state as it was kept."""
-        yield from self._db.execute("SELECT key, value FROM state")
+        latest = dict(self._db.execute("SELECT key, value FROM state ORDER BY number"))
+        yield from ((key, value) for key, value in latest.items() if value is not None)
 
     def meta(self) -> bytes | None:
         """The processor's own state of the whole partition; None before the first outcome."""

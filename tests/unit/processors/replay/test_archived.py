@@ -165,6 +165,17 @@ def test_an_archive_gives_what_the_log_gives(rig: Rig) -> None:
     assert rig.replayed("whole", rig.job()) == rig.expected
 
 
+@pytest.mark.parametrize(
+    ("limit", "value"), [("APPLIED_RECORDS", 1), ("APPLIED_RECORDS", 30), ("APPLIED_BYTES", 9_000)]
+)
+def test_how_much_is_applied_at_a_time_changes_nothing(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str, value: int
+) -> None:
+    monkeypatch.setattr(shadow, "BATCH_RECORDS", 10)
+    monkeypatch.setattr(shadow, limit, value)
+    assert rig.replayed("portions", rig.job()) == rig.expected
+
+
 def test_content_is_read_back_from_the_archive(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.configure(worker={"body_cache_bytes": 1, "hot_sessions": 0})
     monkeypatch.setattr(shadow, "BATCH_RECORDS", 7)
@@ -184,6 +195,7 @@ def test_a_replay_goes_on_where_it_stood(
     """Whether all of what it did is on disk, or the latest of it is not."""
     monkeypatch.setattr(stores, limit, value)
     monkeypatch.setattr(shadow, "BATCH_RECORDS", 10)
+    monkeypatch.setattr(shadow, "APPLIED_RECORDS", 10)
     job = rig.job()
     prepare(rig.folder / "halves", job, rig.settings)
 

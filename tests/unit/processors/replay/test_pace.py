@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from processors.replay import shadow
-from processors.replay.shadow import BATCH_RECORDS, _Pace
+from processors.replay.shadow import APPLIED_RECORDS, BATCH_RECORDS, _Pace
 
 
 class Time:
@@ -30,7 +30,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 def test_a_rate_is_kept_in_small_portions(clock: Time) -> None:
     pace = _Pace(1_000.0)
-    assert pace.portion == 50
+    assert (pace.portion, pace.applied) == (50, 50)
     for _ in range(100):
         clock.now_s += 0.01
         pace.wait(pace.portion)
@@ -51,7 +51,7 @@ def test_lost_time_is_not_made_up_for(clock: Time) -> None:
 
 def test_without_a_rate_nothing_waits(clock: Time) -> None:
     pace = _Pace(None)
-    assert pace.portion == BATCH_RECORDS
+    assert (pace.portion, pace.applied) == (BATCH_RECORDS, APPLIED_RECORDS)
     pace.wait(1_000_000)
     assert clock.slept == []
 

@@ -115,3 +115,45 @@ def test_a_file_of_another_version_is_refused_and_left(tmp_path: Path) -> None:
     kept = sqlite3.connect(path)
     assert kept.execute("SELECT name FROM sqlite_master").fetchall() == [("made",)]
     kept.close()
+
+
+def test_state_that_was_replaced_is_taken_out_once_it_is_most(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "KEPT_S", 0.0)
+    monkeypatch.setattr(stores, "COMPACT_BYTES", 10)
+    rig.kill()
+    sizes = []
+    for number in range(12):
+        changes: dict[bytes, bytes | None] = {b"changes": b"%02d" % number}
+        if number == 0:
+            changes |= {b"stays": b"1", b"goes": b"1"}
+        if number == 1:
+            changes[b"goes"] = None
+        rig.save(changes=changes)
+        sizes.append(_rows(rig.path))
+    assert rig.found()[1] == {b"stays": b"1", b"changes": b"11"}
+    # Ten bytes are five changes, the two entries that came with the first counted as one.
+    assert sizes == [3, 5, 6, 2, 3, 4, 5, 6, 2, 3, 4, 5]
+
+
+def test_state_is_left_alone_until_as_much_was_written_as_there_is(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stores, "KEPT_S", 0.0)
+    monkeypatch.setattr(stores, "COMPACT_BYTES", 10)
+    rig.kill()
+    rig.save(changes={b"large": bytes(30)})
+    sizes = []
+    for _ in range(6):
+        rig.save(changes={b"small": bytes(6)})
+        sizes.append(_rows(rig.path))
+    assert sizes == [2, 3, 4, 5, 2, 3]
+
+
+def _rows(path: Path) -> int:
+    db = sqlite3.connect(path)
+    (count,) = db.execute("SELECT count(*) FROM state").fetchone()
+    db.close()
+    assert isinstance(count, int)
+    return count
