@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 from streams.contracts import DialogueTurn, FeedbackEvent, Record, ScoredSegment
 from streams.doctor import findings
 from streams.doctor.findings import Finding, Level, Seen
-from streams.errors import ClawstreamError, RecordError
+from streams.errors import ClawstreamError, RecordError, RegistryError, SchemaError
 from streams.kafka.clients import partition_for, resolve_bootstrap
 from streams.kafka.reading import connect
+from streams.lag.groups import PEEKING
 from streams.serde import Codec, build_codec
 from streams.settings import Settings
 from streams.topics import FEEDBACK, SCORED, SEGMENTS, TURNS, VERSIONS, load_inventory
@@ -146,21 +147,10 @@ def _topics(settings: Settings) -> list[Finding]:
 
 
 def _lag(settings: Settings) -> list[Finding]:
-    from streams.lag.burrow import State
     from streams.lag.watch import watching
 
     with watching(settings) as watch:
-        statuses = watch.settle(_LOOKS, _LOOK_S)
-    bad = [item for item in statuses if item.state not in (State.OK, State.UNKNOWN)]
-    found = []
-    for item in bad:
-        what = f"{item.lag.stage}, {item.lag.topic} partition {item.lag.partition}: {item.reason}"
-        level = Level.FAIL if item.state in (State.STOP, State.STALL) else Level.WARN
-        found.append(Finding("lag", level, what, f"{item.state}: see docs/operations.md, Lag"))
-    lag = sum(item.lag.lag for item in statuses)
-    return found or [
-        Finding("lag", Level.OK, f"the workers get on; {lag} records are not read yet")
-    ]
+        return findings.of_lag(watch.settle(_LOOKS, _LOOK_S))
 
 
 def _log(settings: Settings) -> list[Finding]:
@@ -169,7 +159,7 @@ def _log(settings: Settings) -> list[Finding]:
     seen: list[Seen] = []
     newest: dict[str, int | None] = {}
     scored: list[ScoredSegment] = []
-    with connect(settings, GROUP, overrides={"enable.partition.eof": True}) as consumer:
+    with connect(settings, GROUP, overrides=PEEKING) as consumer:
         for topic in FLOW:
             messages, partitions = _last(consumer, topic)
             newest[topic] = max((message.timestamp()[1] for message in messages), default=None)
@@ -201,8 +191,11 @@ def _log(settings: Settings) -> list[Finding]:
 def _newest_version(settings: Settings) -> int | None:
     from streams.registry import Registry
 
-    with Registry.open(settings.effective_registry_url) as registry:
-        return registry.newest_good(settings.learner.policy)
+    try:
+        with Registry.open(settings.effective_registry_url) as registry:
+            return registry.newest_good(settings.learner.policy)
+    except RegistryError:
+        return None  # A finding of its own, and no reason to say nothing of the log.
 
 
 def _last(consumer: Consumer, topic: str) -> tuple[list[Message], int]:
@@ -255,8 +248,8 @@ def _seen(message: Message, partitions: int, codec: Codec) -> Seen:
 def _decoded(codec: Codec, message: Message, expected: type[T]) -> T | None:
     try:
         return codec.decode(message.value(), expected)
-    except RecordError:
-        return None
+    except (RecordError, SchemaError):
+        return None  # A registry that does not answer is a finding of its own.
 
 
 __all__ = ["examine"]

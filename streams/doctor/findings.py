@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from streams.contracts import ScoredSegment
+from streams.lag.burrow import State
+from streams.lag.watch import LagStatus
 from streams.topics import ChangeKind, TopicPlan
 
 
@@ -172,6 +174,55 @@ def of_flow(newest_ms: Mapping[str, int | None], now_ms: int) -> list[Finding]:
     return found
 
 
+def of_lag(statuses: Sequence[LagStatus]) -> list[Finding]:
+    """Which stages hold records back, one finding for each thing that is wrong with one.
+
+    Args:
+        statuses: Of every partition of every stage.
+    """
+    found: list[Finding] = []
+    judged = [item for item in statuses if item.members is not None]
+    for stage in dict.fromkeys(item.lag.stage for item in judged):
+        own = [item for item in judged if item.lag.stage == stage]
+        bad = [item for item in own if item.state in STATE_ADVICE]
+        states = dict.fromkeys(item.state for item in bad)
+        found += [_held_back(stage, [i for i in bad if i.state is state]) for state in states]
+        if not bad and all(item.members == 0 for item in own):
+            what = f"nobody runs {stage}; nothing waits for it now"
+            found.append(Finding("lag", Level.WARN, what, _start(stage)))
+    if found:
+        return found
+    lag = sum(item.lag.lag for item in judged)
+    return [Finding("lag", Level.OK, f"the workers get on; {lag} records are not read yet")]
+
+
+def _held_back(stage: str, items: Sequence[LagStatus]) -> Finding:
+    state = items[0].state
+    places: dict[str, list[str]] = {}
+    for item in items:
+        places.setdefault(item.lag.topic, []).append(str(item.lag.partition))
+    where = ", ".join(f"{topic}/{','.join(parts)}" for topic, parts in places.items())
+    records = sum(item.lag.lag for item in items)
+    what = f"{stage} holds back {records} records of {where} ({state}): {items[0].reason}"
+    level = Level.FAIL if state in (State.STOP, State.STALL) else Level.WARN
+    return Finding("lag", level, what, STATE_ADVICE[state].format(start=_start(stage)))
+
+
+def _start(stage: str) -> str:
+    return f"start it with `clawstream {stage}`; if it ran, its last log lines say why it ended"
+
+
+STATE_ADVICE: dict[State, str] = {
+    State.STOP: "{start}",
+    State.STALL: (
+        "see its page (worker.align_web_port, worker.reward_web_port): whether it restores, or one "
+        "topic waits for the other; else its log"
+    ),
+    State.WARN: "start more workers, up to one for each partition",
+    State.REWIND: "find out who reset the group's offsets; what was applied is not applied twice",
+}
+"""What to do about a stage in each state that is not well."""
+
 EMPTY: dict[str, str] = {
     "dialogue.turns": "no conversation was sent yet: point clients at the gateway, or import some",
     "dialogue.feedback": (
@@ -318,6 +369,7 @@ __all__ = [
     "of_clocks",
     "of_disk",
     "of_flow",
+    "of_lag",
     "of_partitioning",
     "of_topics",
     "of_training",

@@ -52,6 +52,7 @@ class LagStatus:
         written_per_s: Records written.
         time_lag_s: How long ago the oldest unread record arrived; 0 if there is none.
         event_time_lag_s: How long ago what it tells of happened; None where that is unknown.
+        members: How many members its group has; None for a stage that commits nothing to Kafka.
     """
 
     lag: PartitionLag
@@ -61,6 +62,7 @@ class LagStatus:
     written_per_s: float | None
     time_lag_s: float | None
     event_time_lag_s: float | None
+    members: int | None = None
 
 
 class Watch:
@@ -143,6 +145,7 @@ class Watch:
             written_per_s=_rate(window, [sample.end for sample in window]),
             time_lag_s=self._age_s(lag, lag.oldest_unread_ms),
             event_time_lag_s=self._age_s(lag, lag.oldest_event_ms),
+            members=members,
         )
 
     def _age_s(self, lag: PartitionLag, then_ms: int | None) -> float | None:

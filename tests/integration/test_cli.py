@@ -135,9 +135,9 @@ def test_the_doctor_examines_a_cluster(
     environ = {name: value for name, value in os.environ.items() if "KAFKA" not in name}
     environ["CLAWSTREAM_DATA_DIR"] = str(folder.parent)
 
-    def examine() -> tuple[int, dict[str, list[dict[str, str]]]]:
+    def examine(**more: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
         command = [sys.executable, "-m", "streams.cli", "doctor", "--json"]
-        done = subprocess.run(command, env=environ, capture_output=True, check=False)
+        done = subprocess.run(command, env=environ | more, capture_output=True, check=False)
         found: dict[str, list[dict[str, str]]] = {}
         for item in json.loads(done.stdout):
             found.setdefault(item["about"], []).append(item)
@@ -146,7 +146,9 @@ def test_the_doctor_examines_a_cluster(
     code, found = examine()
     assert (code, found["broker"][0]["level"], found["topics"][0]["level"]) == (0, "OK", "OK")
     assert {item["level"] for item in found["flow"]} == {"WARN"}
-    assert found["lag"][0]["level"] == "OK"
+    assert [(item["level"], item["what"]) for item in found["lag"]] == [
+        ("WARN", f"nobody runs {stage}; nothing waits for it now") for stage in ("align", "reward")
+    ]
 
     producer = Producer({"bootstrap.servers": node(folder).bootstrap_servers, "log_level": 2})
     turn = DialogueTurn(
@@ -162,8 +164,23 @@ def test_the_doctor_examines_a_cluster(
     assert code == 1
     assert "shop" in found["partitioning"][0]["what"]
     assert "shop" in found["clocks"][0]["what"]
-    (lag,) = [item for item in found["lag"] if "dialogue.turns" in item["what"]]
-    assert (lag["level"], "nobody runs it" in lag["what"]) == ("FAIL", True)
+    align, reward = found["lag"]
+    assert (align["level"], reward["level"]) == ("FAIL", "WARN")
+    assert f"align holds back 1 records of dialogue.turns/{1 - right % 2} (STOP)" in align["what"]
+    assert "clawstream align" in align["advice"]
+
+    # What is wrong elsewhere is named as such, and hides nothing.
+    producer.produce("dialogue.turns", key="s", partition=right, value=b"\0\0\0\0\7body")
+    assert producer.flush(DEADLINE_S) == 0
+    code, found = examine(
+        SCHEMA_REGISTRY_URL="http://127.0.0.1:9",
+        REGISTRY_URL="postgresql+psycopg://nobody@127.0.0.1:9/none",
+    )
+    assert code == 1
+    assert "http://127.0.0.1:9 does not answer" in found["schemas"][0]["what"]
+    assert "127.0.0.1:9/none" in found["registry"][0]["what"]
+    assert {item["level"] for item in found["flow"]} <= {"OK", "WARN"}
+    assert "shop" in found["partitioning"][0]["what"]
 
 
 def test_the_doctor_without_a_cluster_says_how_to_start_one(tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from streams.contracts import (
 )
 from streams.doctor import findings
 from streams.doctor.findings import GIB, Finding, Level, Seen
+from streams.lag.burrow import State
+from streams.lag.groups import PartitionLag
+from streams.lag.watch import LagStatus
 from streams.topics import Change, ChangeKind, Inventory, TopicPlan
 
 NOW_MS = 1_000_000_000
@@ -90,6 +93,55 @@ def test_where_the_flow_ends() -> None:
     )  # fmt: skip
     assert (feedback.level, "nothing trains" in feedback.advice) == (Level.WARN, True)
     assert (segments.level, "3 hours ago" in segments.what) == (Level.NOTE, True)
+
+
+def status(
+    stage: str, partition: int, state: State, lag: int, members: int | None = 1
+) -> LagStatus:
+    place = PartitionLag(stage, "t", partition, 0, lag, lag)
+    return LagStatus(place, state, f"{state} in words", None, None, None, None, members)
+
+
+def test_a_flow_that_gets_on() -> None:
+    (found,) = findings.of_lag(
+        [
+            status("align", 0, State.OK, 3),
+            status("align", 1, State.UNKNOWN, 4),
+            status("learn", 0, State.UNKNOWN, 99, members=None),
+        ]
+    )
+    assert (found.level, "7 records" in found.what) == (Level.OK, True)
+
+
+@pytest.mark.parametrize(
+    ("state", "level", "advice"),
+    [
+        (State.STOP, Level.FAIL, "clawstream reward"),
+        (State.STALL, Level.FAIL, "reward_web_port"),
+        (State.WARN, Level.WARN, "more workers"),
+        (State.REWIND, Level.WARN, "who reset"),
+    ],
+)
+def test_a_stage_that_holds_records_back_is_named_once(
+    state: State, level: Level, advice: str
+) -> None:
+    (found,) = findings.of_lag(
+        [
+            status("align", 0, State.OK, 0),
+            status("reward", 0, state, 5),
+            status("reward", 1, State.OK, 0),
+            status("reward", 2, state, 7),
+        ]
+    )
+    assert found.level is level
+    assert found.what == (f"reward holds back 12 records of t/0,2 ({state}): {state} in words")
+    assert advice in found.advice
+
+
+def test_a_stage_that_nobody_runs_is_named_before_anything_waits() -> None:
+    idle = status("align", 0, State.OK, 0, members=0)
+    (found,) = findings.of_lag([idle, status("reward", 0, State.OK, 0)])
+    assert (found.level, "nobody runs align" in found.what) == (Level.WARN, True)
 
 
 # Why nothing trains
