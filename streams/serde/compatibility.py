@@ -9,8 +9,8 @@ findings name the field.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Any, Literal
 
@@ -54,6 +54,8 @@ class Problem:
         rule: What is broken, in words.
         detail: What was found there.
         advice: What to do.
+        subject: The registry's, if one of the two is there.
+        registered: Which one that is.
     """
 
     record: str
@@ -63,9 +65,16 @@ class Problem:
     rule: str
     detail: str
     advice: str
+    subject: str | None = None
+    registered: Literal["reader", "writer"] | None = None
 
     def __str__(self) -> str:
-        who = f"v{self.reader} cannot read v{self.writer}" if self.reader else f"v{self.writer}"
+        reader, writer = f"v{self.reader}", f"v{self.writer}"
+        if self.registered == "reader":
+            reader = f"{reader} of {self.subject}"
+        elif self.registered == "writer":
+            writer = f"{writer} of {self.subject}"
+        who = f"{reader} cannot read {writer}" if self.reader else writer
         return (
             f"{self.record}: {who}, field {self.field}: {self.rule} ({self.detail}); {self.advice}"
         )
@@ -103,6 +112,23 @@ def check_versions(store: SchemaStore) -> list[Problem]:
             found.extend(_closed_enums(version))
         for reader, writer in permutations(versions, 2):
             found.extend(problems(reader, writer))
+    return found
+
+
+def check_registered(
+    current: SchemaVersion, subject: str, held: Iterable[SchemaVersion]
+) -> list[Problem]:
+    """All problems between a schema and those that a registry's subject holds, both ways.
+
+    Raises:
+        SchemaError: A schema is none by Avro's rules.
+    """
+    found: list[Problem] = []
+    for other in held:
+        theirs = problems(current, other)
+        found += [replace(item, subject=subject, registered="writer") for item in theirs]
+        ours = problems(other, current)
+        found += [replace(item, subject=subject, registered="reader") for item in ours]
     return found
 
 
@@ -232,4 +258,13 @@ def changes(before: SchemaVersion, after: SchemaVersion) -> list[Change]:
     return found
 
 
-__all__ = ["RULES", "Change", "Problem", "changes", "check_versions", "flatten", "problems"]
+__all__ = [
+    "RULES",
+    "Change",
+    "Problem",
+    "changes",
+    "check_registered",
+    "check_versions",
+    "flatten",
+    "problems",
+]

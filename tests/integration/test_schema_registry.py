@@ -16,6 +16,11 @@ from typing import Any
 import fastavro
 import msgspec
 import pytest
+from confluent_kafka.schema_registry import Schema, SchemaRegistryClient
+from confluent_kafka.schema_registry.schema_registry_client import (
+    ConfigCompatibilityLevel,
+    ServerConfig,
+)
 
 from streams.contracts import DialogueTurn, Role, TrajectorySegment
 from streams.errors import SchemaError, UnknownSchemaError
@@ -90,6 +95,49 @@ def test_all_schemas_are_registered_by_the_command(registry: str, tmp_path: Path
     data = codec.encode(TURN, "dialogue.turns")
     assert data[:5] == struct.pack(">bI", 0, ids["dialogue.turns-value"])
     assert codec.decode(data, DialogueTurn) == TURN
+
+
+def test_the_commands_see_what_others_registered(registry: str, tmp_path: Path) -> None:
+    """A field from outside is shown; one that breaks a rule is named, and nothing registered."""
+    environ = os.environ | {"SCHEMA_REGISTRY_URL": registry, "CLAWSTREAM_DATA_DIR": str(tmp_path)}
+
+    def schemas(*arguments: str, code: int = 0) -> str:
+        command = [sys.executable, "-m", "streams.cli", "schemas", *arguments]
+        done = subprocess.run(
+            command, env=environ, cwd=ROOT, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == code, done.stderr
+        return done.stdout + done.stderr
+
+    schemas("register")
+    subject, client = "reward.reviews-value", ConfluentRegistry(registry)
+    moody_reviews = newer("ReviewRequest", with_mood)
+    schema_id = client.register(subject, moody_reviews)
+    shown = schemas("history", "ReviewRequest", "--registry")
+    assert f"{subject} v1 id" in shown
+    assert "(ReviewRequest v1)" in shown
+    assert f"{subject} v2 id {schema_id} {moody_reviews.fingerprint.hex()} (not one of" in shown
+    assert "added mood" in shown
+    assert "added mood: null or string" in schemas("diff", "ReviewRequest", "1", "2", "--registry")
+    assert "in the registry, both ways" in schemas("check", "--registry")
+    schemas("register")
+    assert len(client.versions(subject, "ReviewRequest")) == 2
+
+    def required(schema: dict[str, Any]) -> None:
+        schema["fields"].append({"name": "tone", "type": "string", "doc": "x"})
+
+    theirs = SchemaRegistryClient({"url": registry})
+    level = ServerConfig(compatibility=ConfigCompatibilityLevel.NONE)
+    theirs.set_config(subject, level)
+    theirs.register_schema(subject, Schema(newer("ReviewRequest", required).text, "AVRO"))
+    try:
+        for command in (("check", "--registry"), ("register",)):
+            text = schemas(*command, code=1)
+            assert f"v3 of {subject} cannot read v1, field tone: a field that one" in text
+        assert "nothing was registered" in text
+    finally:
+        theirs.delete_subject(subject)
+        theirs.delete_subject(subject, permanent=True)
 
 
 def test_an_incompatible_schema_is_refused(registry: str) -> None:

@@ -12,7 +12,13 @@ import pytest
 from streams.cli import main
 from streams.resources import resource_path
 from streams.serde import SchemaStore, load_schemas
-from streams.serde.compatibility import Change, changes, check_versions, flatten
+from streams.serde.compatibility import (
+    Change,
+    changes,
+    check_registered,
+    check_versions,
+    flatten,
+)
 from streams.serde.schemas import SchemaVersion, fingerprint_of, parse_writer_schema
 
 FEEDBACK = load_schemas().current("FeedbackEvent")
@@ -187,3 +193,13 @@ def test_what_is_not_there_is_named(tmp_path: Path, run: Run) -> None:
     assert "choose one of ControlCommand" in run("diff", "Nothing", "1", "2")[1]
     assert "no version 99" in run("diff", "FeedbackEvent", "1", "99")[1]
     assert "is no folder" in run("check", "--folder", str(tmp_path / "none"))[1]
+
+
+def test_what_a_registry_holds_is_checked_both_ways() -> None:
+    outside = edited(add({"name": "mood", "type": "string"}))
+    (found,) = check_registered(FEEDBACK, "dialogue.feedback-value", [FEEDBACK, outside])
+    assert str(found).startswith(
+        "FeedbackEvent: v3 of dialogue.feedback-value cannot read v2, field mood: a field that one"
+    )
+    (other,) = check_registered(outside, "dialogue.feedback-value", [FEEDBACK])
+    assert "v3 cannot read v2 of dialogue.feedback-value, field mood" in str(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -38,14 +39,25 @@ class Registered:
     subjects: dict[str, int] = field(default_factory=dict)
     compatible: bool = True
     asked: list[str] = field(default_factory=list)
+    schemas: dict[int, dict[str, Any]] = field(
+        default_factory=lambda: {SCHEMA_ID: {"schema": SCHEMA.text}}
+    )
+    versions: dict[int, str] = field(default_factory=dict)
+    answer: tuple[int, bytes] | None = None
 
 
 def handler(held: Registered) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             held.asked.append(f"GET {self.path}")
-            if self.path.startswith(f"/schemas/ids/{SCHEMA_ID}"):
-                self._answer(200, {"schema": SCHEMA.text})
+            *_, number = urlsplit(self.path).path.split("/")
+            if self.path.startswith("/schemas/ids/") and int(number) in held.schemas:
+                self._answer(200, held.schemas[int(number)])
+            elif number == "versions" and held.versions:
+                self._answer(200, list(held.versions))
+            elif number.isdecimal() and int(number) in held.versions:
+                found = {"subject": SUBJECT, "version": int(number), "id": 10 + int(number)}
+                self._answer(200, found | {"schema": held.versions[int(number)]})
             else:
                 self._answer(404, {"error_code": 40403, "message": "Schema not found"})
 
@@ -77,8 +89,8 @@ def handler(held: Registered) -> type[BaseHTTPRequestHandler]:
         def _body(self) -> Any:
             return json.loads(self.rfile.read(int(self.headers["content-length"])))
 
-        def _answer(self, status: int, body: dict[str, Any]) -> None:
-            data = json.dumps(body).encode()
+        def _answer(self, status: int, body: Any) -> None:
+            status, data = held.answer or (status, json.dumps(body).encode())
             self.send_response(status)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(data)))
@@ -153,3 +165,77 @@ def test_an_incompatible_schema_is_refused_by_name(url: str, held: Registered) -
 def test_a_registry_that_is_away_is_nobodys_dead_letter() -> None:
     with pytest.raises(SchemaError, match=r"does not answer.*SCHEMA_REGISTRY_URL"):
         build_codec("http://127.0.0.1:1").decode(b"\x00\x00\x00\x00\x07body", DialogueTurn)
+
+
+@pytest.mark.parametrize(
+    ("schema", "why"),
+    [
+        ({"schema": "{}", "schemaType": "JSON"}, r"is JSON, not Avro"),
+        ({"schema": "syntax = 3;", "schemaType": "PROTOBUF"}, r"is PROTOBUF, not Avro"),
+        ({"schema": '{"type": "record"}'}, r"cannot be used: not an Avro schema"),
+        ({"schema": '{"type": "array", "items": "Elsewhere"}'}, r"cannot be used"),
+    ],
+)
+def test_a_registered_schema_of_another_kind_is_its_records_fault(
+    schema: dict[str, Any], why: str, url: str, held: Registered
+) -> None:
+    """It must not end a worker each time it comes to that record."""
+    held.schemas[9] = schema
+    with pytest.raises(UnknownSchemaError, match=f"schema id 9 in the registry at {url} {why}"):
+        build_codec(url).decode(b"\x00\x00\x00\x00\x09body", DialogueTurn)
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ((501, b"<html>" + b"x" * 9_000), "answers with HTTP status 501"),
+        ((200, b"<html>sign in</html>"), "is no schema registry"),
+        ((200, b'{"a": []}'), "is no schema registry"),
+        ((200, b"[]"), "is no schema registry"),
+    ],
+)
+def test_an_answer_that_is_none_names_the_registry(
+    answer: tuple[int, bytes], says: str, url: str, held: Registered
+) -> None:
+    held.answer = answer
+    for ask in (
+        lambda: build_codec(url).decode(b"\x00\x00\x00\x00\x07body", DialogueTurn),
+        lambda: build_codec(url).encode(TURN, "dialogue.turns"),
+        lambda: ConfluentRegistry(url).register(SUBJECT, SCHEMA),
+    ):
+        with pytest.raises(SchemaError, match=f"{url}.*SCHEMA_REGISTRY_URL") as caught:
+            ask()
+        assert says in str(caught.value)
+        assert len(str(caught.value)) < 500
+
+
+def test_a_registry_that_fails_is_asked_again(url: str, held: Registered) -> None:
+    held.answer = 500, b"<html>boom</html>"
+    with pytest.raises(SchemaError, match=f"{url} answers with HTTP status 500: .*boom"):
+        build_codec(url).decode(b"\x00\x00\x00\x00\x07body", DialogueTurn)
+    assert len(held.asked) > 1
+
+
+def test_a_registry_that_never_answers_is_not_waited_for_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streams.serde.confluent._TIMEOUT_S", 0.05)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(SchemaError, match=f"{url} does not answer"):
+            build_codec(url).decode(b"\x00\x00\x00\x00\x07body", DialogueTurn)
+
+
+def test_what_a_subject_holds(url: str, held: Registered) -> None:
+    client = ConfluentRegistry(url)
+    assert client.versions(SUBJECT, "DialogueTurn") == []
+    grown = json.loads(SCHEMA.text)
+    grown["fields"].append({"name": "mood", "type": ["null", "string"], "default": None})
+    held.versions = {1: SCHEMA.text, 2: json.dumps(grown)}
+    found = client.versions(SUBJECT, "DialogueTurn")
+    assert [(item.schema.version, item.schema_id) for item in found] == [(1, 11), (2, 12)]
+    assert found[0].schema.fingerprint == SCHEMA.fingerprint
+    assert found[1].schema.fingerprint != SCHEMA.fingerprint
+    held.versions[3] = "no schema"
+    with pytest.raises(SchemaError, match=f"{SUBJECT} version 3 at {url}: not an Avro schema"):
+        client.versions(SUBJECT, "DialogueTurn")
