@@ -183,6 +183,18 @@ class Columns:
             return pa.array(records, self._record_type)
 
 
+def check_raw(schema: Any) -> None:
+    """Make sure that a file's columns ``RAW`` have the types that a restore needs.
+
+    Raises:
+        ValueError: One has not; names it.
+    """
+    for field in _raw_fields(pyarrow_or_raise()):
+        found = schema.field(field.name).type if field.name in schema.names else "not there"
+        if found != field.type:
+            raise ValueError(f"its column {field.name} is {found}, not {field.type}")
+
+
 def schema_name(value: bytes | None) -> str | None:
     """What wrote a value, by its first bytes; None if they say nothing."""
     if value is None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streams.archive.columns import RAW, Digest, Row, Table, pyarrow_or_raise, rows_of
+from streams.archive.columns import RAW, Digest, Row, Table, check_raw, pyarrow_or_raise, rows_of
 from streams.archive.layout import FileName
 from streams.errors import ArchiveError, DamagedArchiveError
 
@@ -106,6 +106,8 @@ class Footer:
             for key, value in metadata.items()
             if key.startswith(_PREFIX.encode())
         }
+        if "format" not in found:
+            raise ValueError("it is no file of an archive: its footer does not say what it holds")
         if int(found["format"]) != FORMAT:
             raise ValueError(f"its format is {found['format']}, this version reads {FORMAT}")
         aged_out = found.get("aged_out_from")
@@ -256,6 +258,7 @@ class FileReader:
                 self.footer = Footer.from_metadata(self._file.metadata.metadata or {})
                 if self.footer.name != name:
                     raise ValueError(f"its footer says it is {self.footer.name}")
+                check_raw(self._file.schema_arrow)
         except BaseException:
             self._handle.close()
             raise
@@ -271,11 +274,13 @@ class FileReader:
         """Its rows from an offset on.
 
         Raises:
-            DamagedArchiveError: A part cannot be read.
+            DamagedArchiveError: A part cannot be read, or less comes of it than there should be.
         """
+        groups = self._groups_from(start)
         batches = self._file.iter_batches(
-            batch_size=_BATCH_ROWS, columns=list(RAW), row_groups=self._groups_from(start)
+            batch_size=_BATCH_ROWS, columns=list(RAW), row_groups=groups
         )
+        missing = sum(self._rows_of(number) for number in groups)
         while True:
             with self._damage():
                 batch = next(batches, None)
@@ -285,7 +290,9 @@ class FileReader:
                     else list(rows_of(batch, self._name.topic, self._name.partition))
                 )
             if rows is None:
+                self._require_all(missing)
                 return
+            missing -= len(rows)
             yield from (row for row in rows if row.offset >= start)
 
     def _groups_from(self, start: int) -> list[int]:
@@ -312,18 +319,33 @@ class FileReader:
             DamagedArchiveError: It cannot be read.
         """
         with self._damage():
-            return self._file.read_row_group(number, columns=list(RAW))
+            table = self._file.read_row_group(number, columns=list(RAW))
+        self._require_all(self._rows_of(number) - table.num_rows)
+        return table
 
-    def check(self) -> list[str]:
+    def _rows_of(self, group: int) -> int:
+        return int(self._file.metadata.row_group(group).num_rows)
+
+    def _require_all(self, missing: int) -> None:
+        """A page whose head is altered may pass for an empty one."""
+        with self._damage():
+            if missing:
+                raise ValueError(f"{missing} of its rows do not come")
+
+    def check(self, *, decoded: bool = True) -> list[str]:
         """What is wrong with its content; every byte of it is read.
+
+        Args:
+            decoded: The decoded columns too; otherwise only what a topic is made of.
 
         Raises:
             DamagedArchiveError: A part cannot be read.
         """
-        with self._damage():
-            # Decoded columns are no part of the digest: their pages' checksums are read.
-            for batch in self._file.iter_batches(batch_size=_BATCH_ROWS):
-                del batch
+        if decoded:
+            with self._damage():
+                # They are no part of the digest: their pages' checksums are read.
+                for batch in self._file.iter_batches(batch_size=_BATCH_ROWS):
+                    del batch
         digest, rows, last = Digest(), 0, self.footer.name.start - 1
         problems: list[str] = []
         for row in self.rows():
@@ -347,10 +369,14 @@ class FileReader:
         except (pyarrow.ArrowException, OSError, ValueError, KeyError, EOFError) as error:
             raise DamagedArchiveError(
                 f"{self._name} in {self._address} is damaged: "
-                f"{str(error) or type(error).__name__}. Put a good copy in its place; or, while "
+                f"{_reason(error)}. Put a good copy in its place; or, while "
                 "Kafka still has its records, move it and all later files of its partition away "
                 "and run `clawstream archive run` again"
             ) from error
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".") or type(error).__name__
 
 
 def read_footer(store: Store, name: FileName) -> Footer:

@@ -9,7 +9,7 @@ from streams.archive.columns import Row
 from streams.archive.files import FileReader, Footer, read_footer
 from streams.archive.layout import of_topic
 from streams.archive.store import Store, open_store
-from streams.errors import ArchiveError
+from streams.errors import ArchiveError, DamagedArchiveError
 from streams.settings import Settings
 
 
@@ -78,6 +78,21 @@ class Archive:
     def breaks(self, topic: str) -> list[Break]:
         """Where files of a topic do not meet."""
         return [b for footers in self.footers(topic).values() for b in breaks(footers)]
+
+    def check(self, topic: str) -> None:
+        """Read every record of a topic once, and hold its files to what their footers say.
+
+        Raises:
+            DamagedArchiveError: A file is cut short or altered.
+        """
+        for footers in self.footers(topic).values():
+            for footer in footers:
+                with FileReader(self._store, footer.name) as reader:
+                    for problem in reader.check(decoded=False):
+                        raise DamagedArchiveError(
+                            f"{footer.name} in {self.address} is damaged: {problem}. Put a good "
+                            "copy in its place"
+                        )
 
     def require(self, topic: str, partition: int, start: int, end: int) -> None:
         """Make sure that it has all there was of a range of offsets.

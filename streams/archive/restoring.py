@@ -96,6 +96,7 @@ class Restorer:
         from streams.kafka.clients import resolve_bootstrap
 
         self._check_gaps(self._archive.breaks(topic), allow_gaps)
+        self._archive.check(topic)
         bootstrap = resolve_bootstrap(self._settings)
         admin = Admin(self._settings.kafka, bootstrap)
         self._prepare(admin, topic, into, replication)

@@ -26,6 +26,7 @@ from streams.archive.columns import Row
 from streams.archive.reading import Archive
 from streams.archive.store import LocalStore
 from streams.cli import main
+from streams.errors import DamagedArchiveError
 from streams.ports import free_ports
 from tests.conftest import CreateTopics
 from tests.integration.harness import DEADLINE_S, ROOT, Bench, wait_until
@@ -404,6 +405,31 @@ def test_a_truncated_file_is_a_clear_error_everywhere(rig: Rig) -> None:
     ):
         out, err = rig.run(*command, code=1)
         assert f"{file.name} in {rig.at} is damaged" in out + err
+    assert _count(rig) == 0
+
+
+def test_nothing_is_restored_from_a_file_that_was_altered(rig: Rig) -> None:
+    rig.produce(20)
+    rig.archive_once()
+    file = next(Path(rig.at).rglob("*+0000000000.parquet"))
+    whole = file.read_bytes()
+
+    def alter() -> str:
+        """Alter a byte that no footer tells of, but the records do."""
+        for place in range(4, len(whole)):
+            file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+            archive = Archive(LocalStore(Path(rig.at)))
+            with contextlib.suppress(DamagedArchiveError):
+                archive.footers(rig.topic)
+                try:
+                    archive.check(rig.topic)
+                except DamagedArchiveError as error:
+                    return str(error)
+        raise AssertionError("no byte makes a difference")
+
+    assert "is damaged" in alter()
+    _, err = rig.run("restore", rig.topic, "--into", rig.restored, code=1)
+    assert f"{file.name} in {rig.at} is damaged" in err
     assert _count(rig) == 0
 
 

@@ -374,6 +374,47 @@ def test_an_altered_byte_changes_no_row_unnoticed(store: LocalStore) -> None:
     assert noticed > 40
 
 
+def test_an_altered_byte_is_found_before_anything_is_made_of_a_topic(store: LocalStore) -> None:
+    """A page whose head is altered may pass for one with fewer rows, or without a checksum."""
+    name = write_file(store, rows(40)).name
+    path = Path(store.address) / str(name)
+    whole = path.read_bytes()
+    found: list[str] = []
+    for place in range(4, 700, 3):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        archive = Archive(store)
+        try:
+            archive.check(TURNS)
+        except DamagedArchiveError as error:
+            found.append(str(error))
+            continue
+        assert list(archive.all_rows(TURNS, 0)) == rows(40)
+    assert len(found) > 100
+    assert any("rows do not come" in text for text in found)
+
+
+@pytest.mark.parametrize(
+    ("type_", "says"), [(pa.binary(), "its column timestamp_type is binary"), (None, "not there")]
+)
+def test_a_file_with_other_columns_is_no_file_of_ours(
+    type_: Any, says: str, store: LocalStore
+) -> None:
+    name = write_file(store, rows(5)).name
+    path = Path(store.address) / str(name)
+    table, footer = pq.read_table(path, partitioning=None), pq.read_metadata(path).metadata
+    place = table.schema.get_field_index("timestamp_type")
+    other = table.remove_column(place)
+    if type_ is not None:
+        other = other.append_column("timestamp_type", table.column(place).cast(type_))
+    with pq.ParquetWriter(path, other.schema) as writer:
+        writer.write_table(other)
+        writer.add_key_value_metadata(
+            {key: value for key, value in footer.items() if key.startswith(b"clawstream.")}
+        )
+    with pytest.raises(DamagedArchiveError, match=says):
+        read_footer(store, name)
+
+
 def test_a_file_under_another_name_is_found(store: LocalStore) -> None:
     name = write_file(store, rows(5)).name
     path = Path(store.address) / str(name)
@@ -387,7 +428,7 @@ def test_a_parquet_file_of_others_is_no_file_of_ours(store: LocalStore) -> None:
     path.parent.mkdir(parents=True)
     pq.write_table(pa.table({"offset": [1]}), path)
     (report,) = verify(store)
-    assert "is damaged" in report.problems[0]
+    assert "is damaged: it is no file of an archive" in report.problems[0]
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
