@@ -84,14 +84,14 @@ def _show_profiles(profiles: Profiles, console: Console) -> None:
     from processors.bench.profile import by_function, by_stage, read_stacks
 
     plain = read_stacks(profiles.plain)
-    _print_shares("the worker", by_stage(read_stacks(profiles.worker)), console)
-    _print_shares("the aligner alone", by_stage(plain), console)
-    _print_shares("the aligner's functions", by_function(plain, _FUNCTIONS), console)
+    print_shares("the worker", by_stage(read_stacks(profiles.worker)), console)
+    print_shares("the aligner alone", by_stage(plain), console)
+    print_shares("the aligner's functions", by_function(plain, _FUNCTIONS), console)
     for path in (profiles.worker, profiles.plain):
         console.print(f"stacks, for flame graph tools: {path}", soft_wrap=True, highlight=False)
 
 
-def _print_shares(title: str, shares: Sequence[Share], console: Console) -> None:
+def print_shares(title: str, shares: Sequence[Share], console: Console) -> None:
     from rich.table import Table
 
     table = Table(title, "cpu s", "share")

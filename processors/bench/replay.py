@@ -61,11 +61,13 @@ class ReplayPlan:
         turns: Turns in the log, about; there is feedback beside them.
         repetitions: How often each subject is measured.
         partitions: Of each topic; each is a process of the replay.
+        profile: Whether to look, once more, where the time of one partition goes.
     """
 
     turns: int = 200_000
     repetitions: int = 3
     partitions: int = 2
+    profile: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,19 @@ class _Bench:
             MINUTES: MANY_TURNS / turns_per_s / 60,
         }
 
+    def profile(self, name: str, job: Job, path: Path) -> None:
+        """Look where the time of a replay goes.
+
+        Raises:
+            BenchError: It ended, took too long, or made nothing.
+        """
+        folder = self.folder / Names.fresh(name).prefix
+        with start_shadow(job, folder, self.config, profile=path) as process:
+            done = process.wait_event(DONE, LIMIT_S)
+            if not done["outputs"] or process.process.wait(FLUSH_S) != 0:
+                raise process.failure("made no output")
+        shutil.rmtree(folder)
+
     def segments(self) -> list[tuple[TrajectorySegment, bytes]]:
         """What the aligner makes of the log, in the order in which it closed."""
         folder = self.folder / "segments"
@@ -133,8 +148,12 @@ def _closing_order(made: tuple[TrajectorySegment, bytes]) -> tuple[int, str, int
     return segment.closed_at, segment.segment_id, segment.revision
 
 
-def run(settings: Settings, plan: ReplayPlan, on_step: OnStep) -> Report:
+def run(settings: Settings, plan: ReplayPlan, on_step: OnStep) -> tuple[Report, Mapping[str, Path]]:
     """Measure everything.
+
+    Returns:
+        What was measured, and the profile of each subject if they were wanted
+        (:func:`processors.bench.profile.read_stacks` reads them).
 
     Raises:
         BenchError: A replay ended, or made nothing.
@@ -143,13 +162,14 @@ def run(settings: Settings, plan: ReplayPlan, on_step: OnStep) -> Report:
     """
     machine = describe_machine()
     with bench_broker(settings, on_step) as bootstrap:
-        measured = _run_on(settings, plan, bootstrap, on_step)
-    return Report(bench="replay", machine=machine, subjects=measured, goals=_goals(measured))
+        measured, profiles = _run_on(settings, plan, bootstrap, on_step)
+    report = Report(bench="replay", machine=machine, subjects=measured, goals=_goals(measured))
+    return report, profiles
 
 
 def _run_on(
     settings: Settings, plan: ReplayPlan, bootstrap: str, on_step: OnStep
-) -> Mapping[str, Metrics]:
+) -> tuple[Mapping[str, Metrics], Mapping[str, Path]]:
     with run_folder(settings, Names.fresh("replay").prefix) as folder:
         own = settings_over(settings, bootstrap, folder)
         config = folder / "config.yaml"
@@ -168,9 +188,22 @@ def _run_on(
             subjects: dict[str, Callable[[], Mapping[str, float]]] = {
                 name: partial(bench.measure, name, job) for name, job in jobs.items()
             }
-            return measure_in_turn(subjects, plan.repetitions, on_step)
+            measured = measure_in_turn(subjects, plan.repetitions, on_step)
+            return measured, _profiles(bench, plan, jobs, on_step)
         finally:
             topics.delete_all()
+
+
+def _profiles(
+    bench: _Bench, plan: ReplayPlan, jobs: Mapping[str, Job], on_step: OnStep
+) -> Mapping[str, Path]:
+    if not plan.profile:
+        return {}
+    on_step("once more, to see where the time of one partition goes")
+    paths = {name: bench.folder.parent / f"replay-{name}.profile" for name in jobs}
+    for name, job in jobs.items():
+        bench.profile(name, job, paths[name])
+    return paths
 
 
 def _archive(settings: Settings, log: ReplayedLog, folder: Path) -> str:

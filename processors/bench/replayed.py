@@ -91,6 +91,7 @@ def start_shadow(
     rate_per_s: float | None = None,
     again: bool = False,
     keep: bool = False,
+    profile: Path | None = None,
 ) -> Subject:
     """Start a process that replays.
 
@@ -101,6 +102,7 @@ def start_shadow(
         rate_per_s: At most so many records a second.
         again: Whether it begins anew whenever it is through, until it is ended.
         keep: Whether what came of it stays in ``folder / "pass-0"``.
+        profile: A file for where the time of one partition goes, which then is all it replays.
     """
     folder.mkdir(parents=True)
     told = ShadowJob(
@@ -110,6 +112,7 @@ def start_shadow(
         rate_per_s=rate_per_s,
         again=again,
         keep=keep,
+        profile=None if profile is None else str(profile),
     )
     path = folder / "job.json"
     path.write_bytes(msgspec.json.encode(told))

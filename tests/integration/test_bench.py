@@ -14,6 +14,7 @@ from processors.bench.align_state import StatePlan
 from processors.bench.closing_delay import DelayPlan
 from processors.bench.plain import expected_outputs
 from processors.bench.process import BenchError
+from processors.bench.profile import by_stage, read_stacks
 from processors.bench.replay import ReplayPlan
 from streams.settings import KafkaSettings, Settings
 
@@ -107,8 +108,8 @@ def test_delays_beside_a_replay_at_a_rate(kafka_bootstrap: str, tmp_path: Path) 
 def test_a_replay_of_topics_archive_and_rewards_is_measured(
     kafka_bootstrap: str, tmp_path: Path
 ) -> None:
-    plan = ReplayPlan(turns=500, repetitions=1, partitions=2)
-    report = replay.run(settings(kafka_bootstrap, tmp_path), plan, lambda _: None)
+    plan = ReplayPlan(turns=500, repetitions=1, partitions=2, profile=True)
+    report, profiles = replay.run(settings(kafka_bootstrap, tmp_path), plan, lambda _: None)
     assert tuple(report.subjects) == replay.SUBJECTS
     topics, archive = report.subjects["topics"], report.subjects["archive"]
     assert topics["outputs"] == archive["outputs"]
@@ -119,6 +120,11 @@ def test_a_replay_of_topics_archive_and_rewards_is_measured(
         minutes = 10_000_000 / found["turns_per_s"][0] / 60
         assert found["minutes_for_10m_turns"][0] == pytest.approx(minutes)
     assert [goal.at_most for goal in report.goals] == [True, True]
+    assert tuple(profiles) == replay.SUBJECTS
+    shares = {name: by_stage(read_stacks(path)) for name, path in profiles.items()}
+    aligner = {"machine", "decode", "build segments", "encode segments", "merge", "encode state"}
+    assert aligner & {share.stage for share in shares["topics"]}
+    assert "score" in {share.stage for share in shares["reward"]}
 
 
 def test_the_state_is_measured_and_a_killed_worker_goes_on(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import resource
 import shutil
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import msgspec
 
-from processors.replay.shadow import Job, Progress, prepare, run
-from streams.settings import load_settings
+from processors.bench.profile import Profile
+from processors.replay.shadow import Job, Progress, prepare, replay_partition, run
+from processors.runtime.apart import GC_THRESHOLDS
+from streams.settings import Settings, load_settings
 
 BEGUN = "begun"
 REACHED = "reached"
@@ -32,6 +35,8 @@ class ShadowJob:
         rate_per_s: At most so many records a second.
         again: Whether it begins anew whenever it is through.
         keep: Whether what came of it stays in the folder; not if it begins anew.
+        profile: A file for where the time goes; then one partition alone is replayed, once and in
+            this process.
     """
 
     config: str
@@ -40,11 +45,15 @@ class ShadowJob:
     rate_per_s: float | None
     again: bool
     keep: bool = False
+    profile: str | None = None
 
 
 def main(job: ShadowJob) -> int:
     """Replay, saying at each step when it was and how many records are done by then."""
     settings = load_settings(Path(job.config))
+    if job.profile is not None:
+        _profile(job, settings, Path(job.profile))
+        return 0
     before = 0
     _say(BEGUN)
     for number in count():
@@ -68,6 +77,23 @@ def main(job: ShadowJob) -> int:
         if not job.again:
             return 0
     return 1
+
+
+def _profile(job: ShadowJob, settings: Settings, path: Path) -> None:
+    folder = Path(job.folder) / "profiled"
+    prepare(folder, job.job, settings)
+    profile = Profile(path)
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
+    reached: list[Progress] = []
+    profile.start()
+    try:
+        replay_partition(folder, min(item.partition for item in job.job.ranges), reached.append)
+    finally:
+        profile.stop()
+    last = reached[-1]
+    _say(DONE, records=last.records, outputs=last.outputs, cpu_s=_cpu_s())
+    shutil.rmtree(folder)
 
 
 def _cpu_s() -> float:

@@ -26,6 +26,25 @@ def test_stacks_are_summed_by_the_innermost_known_frame(tmp_path: Path) -> None:
     assert by_function(stacks, 1) == [Share("x:y", 2.5, 0.625)]
 
 
+def test_a_replay_keeps_and_reads_within_its_own_frames(tmp_path: Path) -> None:
+    path = tmp_path / "profile"
+    inside = "processors.replay.shadow:replay_partition;processors.replay.shadow:run"
+    path.write_text(
+        f"{inside};processors.feedback_align.agent:drain;?:x 5000000\n"
+        f"{inside};processors.replay.shadow:_keep;processors.replay.store:_write 2000000\n"
+        f"{inside};processors.replay.shadow:batches;processors.runtime.readback:record_of 1000000\n"
+        f"{inside};importlib._bootstrap:_load_unlocked;pyarrow:<module> 1000000\n"
+        f"{inside};processors.reward.agent:drain;processors.reward.signals:find 1000000\n"
+    )
+    assert {share.stage: share.seconds for share in by_stage(read_stacks(path))} == {
+        "machine": 5.0,
+        "keep state and outputs": 2.0,
+        "fetch": 1.0,
+        "start": 1.0,
+        "score": 1.0,
+    }
+
+
 def spin(seconds: float) -> None:
     deadline = time.process_time() + seconds
     while time.process_time() < deadline:
