@@ -27,7 +27,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from processors.reward.plugins import NO_PLUGINS, Plugins, ask_component, ask_signal
-from processors.reward.signals import Signal, find, repeats, tool_error
+from processors.reward.signals import Signal, Turns, find, repeats, tool_error
 from streams.contracts import (
     FeedbackKind,
     FeedbackWeight,
@@ -543,10 +543,13 @@ def contexts(
     rater = default_rater(segment)
     result: list[StepContext] = []
     asked: tuple[str, ...] = ()
+    turns = Turns()
     for index, step in enumerate(segment.steps):
         asked = _asked(step.context) or asked
         later = _later_user_turns(segment.steps, index)
-        signals = _text_signals(step, asked, later, settings) if settings.text_signals else ()
+        signals = (
+            _text_signals(step, asked, later, settings, turns) if settings.text_signals else ()
+        )
         signals += _tool_errors(segment.steps, index) if settings.tool_errors else ()
         plugged, failures = _plugged(plugins, later[0]) if later and plugins.signals else ((), ())
         given = readable(step.feedback)
@@ -632,7 +635,11 @@ def _tool_errors(steps: Sequence[Step], index: int) -> tuple[TextSignal, ...]:
 
 
 def _text_signals(
-    step: Step, asked: Sequence[str], later: Sequence[Message], settings: RewardSettings
+    step: Step,
+    asked: Sequence[str],
+    later: Sequence[Message],
+    settings: RewardSettings,
+    turns: Turns,
 ) -> tuple[TextSignal, ...]:
     """What later turns say about a reply.
 
@@ -642,12 +649,12 @@ def _text_signals(
     """
     found: list[TextSignal] = []
     for history_length, turn in enumerate(later):
-        similarity = repeats(turn.content, asked, settings.repetition_similarity)
+        similarity = repeats(turn.content, asked, settings.repetition_similarity, turns)
         details: list[tuple[Signal, str]] = []
         if similarity is not None:
             details.append((Signal.REPETITION, f"similarity {similarity:.2f}"))
         if history_length == 0:
-            found_here = find(turn.content, step.reply)
+            found_here = find(turn.content, step.reply, turns)
             details.extend((match.signal, f'"{match.quote}"') for match in found_here)
         found.extend(
             TextSignal(

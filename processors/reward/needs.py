@@ -57,7 +57,8 @@ def needed_besides(pattern: str) -> tuple[tuple[str, ...], ...]:
     best = frozenset(map(_text, needed(pattern)))
     found = _all_of(_parser.parse(pattern), False, False)
     lists = {words for words in (frozenset(map(_text, w)) for w in found) if words != best}
-    return tuple(sorted((tuple(sorted(w)) for w in lists if len(w) <= MAX_WORDS), key=len))
+    few = (tuple(sorted(words)) for words in lists if len(words) <= MAX_WORDS)
+    return tuple(sorted(few, key=lambda words: (len(words), words)))
 
 
 def _text(word: Word) -> str:
@@ -84,6 +85,8 @@ def _all_of(items: Iterable[Any], before: bool, after: bool) -> list[Words]:
             while end < len(parts) and parts[end][0] is _parser.LITERAL:
                 end += 1
             run = "".join(chr(code) for _, code in parts[start:end])
+            if end < len(parts) and parts[end][0] is _parser.BRANCH:
+                found += _joined(run, parts[end][1][1], befores[start], afters[end])
             if _is_word(run):
                 begins = _start(run, befores[start], afters[end - 1])
                 found.append(frozenset({Word(run, begins)}))
@@ -93,6 +96,29 @@ def _all_of(items: Iterable[Any], before: bool, after: bool) -> list[Words]:
                 found.append(words)
         start = end
     return found
+
+
+def _joined(run: str, branches: Sequence[Any], before: bool, after: bool) -> list[Words]:
+    """What is required of a run with one of several that follow it: words have been cut there.
+
+    Python takes what alternatives begin with out of them: of "this|that" it makes "th(is|at)".
+    """
+    words: set[Word] = set()
+    for branch in branches:
+        items = list(branch)
+        size = next(
+            (n for n, (operation, _) in enumerate(items) if operation is not _parser.LITERAL),
+            len(items),
+        )
+        word = run + "".join(chr(code) for _, code in items[:size])
+        behind = _edges(items[:size:-1], after, backwards=True)[-1] if size < len(items) else after
+        if size < len(items):
+            operation, argument = items[size]
+            behind = _edge(operation, argument, behind, True)
+        if not _is_word(word):
+            return []
+        words.add(Word(word, _start(word, before, behind)))
+    return [frozenset(words)]
 
 
 def _is_word(text: str) -> bool:

@@ -158,8 +158,9 @@ def normalise(text: str) -> str:
     return _normalise(text[: 4 * MAX_CHARS])
 
 
-# A turn is read once for each reply before it: remembered for as long as its segment takes.
-@lru_cache(maxsize=256)
+# What is read of a turn more than once is read soon after. Many more would not stay in the
+# processor's own memory.
+@lru_cache(maxsize=32)
 def _normalise(text: str) -> str:
     own = _CODE.sub(" ", text) if "```" in text else text
     own = _QUOTED_LINE.sub(" ", own) if ">" in own else own
@@ -170,7 +171,7 @@ def _normalise(text: str) -> str:
     return _SPACE_BESIDE_CHINESE.sub("", spaced)[:MAX_CHARS]
 
 
-def find(text: str, reply: str = "") -> tuple[Match, ...]:
+def find(text: str, reply: str = "", turns: Turns | None = None) -> tuple[Match, ...]:
     """The signals that ``text`` gives by its words, at most one of each kind.
 
     A turn that corrects does not confirm: "thanks, but that's wrong" is a correction only. What
@@ -180,12 +181,13 @@ def find(text: str, reply: str = "") -> tuple[Match, ...]:
     Args:
         text: The turn.
         reply: The reply right before it; empty if it is not known.
+        turns: What is known of the turns of its segment.
 
     Returns:
         Matches in the order of ``RULE_SETS``; repetition is never among them.
     """
     normalised = normalise(text)[:MAX_RULE_CHARS]
-    possible = _possible(normalised, _rule_tokens(text, normalised))
+    possible = _possible(normalised, _rule_tokens(text, normalised, turns))
     found: dict[Signal, Match] = {}
     for number in sorted(possible):
         rules = _COMPILED[number]
@@ -209,11 +211,11 @@ _ANSWER = re.compile(r"(?:no|nope|nah)\b(?!.*\byou)|不(?!.*你)")
 """A correction of these words is an answer where the reply asked something."""
 
 
-def _rule_tokens(text: str, normalised: str) -> Sequence[str]:
+def _rule_tokens(text: str, normalised: str, turns: Turns | None) -> Sequence[str]:
     """The tokens of what the rules read of ``text``, and maybe more."""
-    if len(text) <= MAX_RULE_CHARS and _is_plain(text):
+    if turns is not None and len(text) <= MAX_RULE_CHARS and _is_plain(text):
         # They are known from comparing it with earlier turns.
-        tokens = _content_of(text).tokens
+        tokens = turns[text].tokens
         if len(tokens) < MAX_TOKENS:
             return tokens
     return _ASCII_TOKEN.findall(normalised)
@@ -323,7 +325,49 @@ SAME_WORD = 0.8
 """Similarity from which two words are one, misspelt or in another form."""
 
 
-def repeats(text: str, earlier: Sequence[str], threshold: float) -> float | None:
+class _Content:
+    """A turn as it is compared.
+
+    Args:
+        text: As it was written.
+        tokens: All its words, in order.
+        words: Those among them that are content, each once.
+    """
+
+    __slots__ = ("_plain", "text", "tokens", "words")
+
+    def __init__(self, text: str, tokens: list[str]) -> None:
+        self.text = text
+        self.tokens = tokens
+        self.words = frozenset(tokens) - _FILLER
+        self._plain: str | None = None
+
+    @property
+    def plain(self) -> str:
+        """As ``normalise`` makes it."""
+        if self._plain is None:
+            self._plain = normalise(self.text)
+        return self._plain
+
+    def in_order(self) -> list[str]:
+        """The content words."""
+        return [token for token in self.tokens if token not in _FILLER]
+
+
+class Turns(dict[str, _Content]):
+    """The turns of a segment as they are compared, each made when it is first asked for.
+
+    Each turn is compared with all replies before it, so it is read once for all of them.
+    """
+
+    def __missing__(self, text: str) -> _Content:
+        made = self[text] = _content_of(text)
+        return made
+
+
+def repeats(
+    text: str, earlier: Sequence[str], threshold: float, turns: Turns | None = None
+) -> float | None:
     """How closely ``text`` asks again for what one of ``earlier`` asked.
 
     The similarity is rapidfuzz's, of the whole texts or of their content words, whichever is
@@ -335,57 +379,29 @@ def repeats(text: str, earlier: Sequence[str], threshold: float) -> float | None
         text: The later turn.
         earlier: Earlier turns of the user.
         threshold: Least similarity that counts, in [0, 1].
+        turns: What is known of the turns of its segment.
 
     Returns:
         The largest similarity in [threshold, 1]; None if there is none.
     """
-    later = _content(text)
-    scores = [_similarity(later, _content(other)) for other in earlier if other.strip()]
+    known = Turns() if turns is None else turns
+    scores = [
+        _similarity(known[text], known[other]) for other in earlier if not other.isspace() and other
+    ]
     best = max((score for score in scores if score is not None), default=None)
     return best if best is not None and best >= threshold else None
 
 
-class _Content(Struct, frozen=True, gc=False):
-    """A turn as it is compared.
-
-    Args:
-        text: As it was written.
-        tokens: All its words, in order.
-        words: Those among them that are content, each once.
-    """
-
-    text: str
-    tokens: list[str]
-    words: frozenset[str]
-
-    @property
-    def plain(self) -> str:
-        """As ``normalise`` makes it."""
-        return _normalise(self.text)
-
-    def in_order(self) -> list[str]:
-        """The content words."""
-        return [token for token in self.tokens if token not in _FILLER]
-
-
-def _content(text: str) -> _Content:
-    return _content_of(text[: 4 * MAX_CHARS])
-
-
-# As with ``_normalise``: each turn is compared with all before it.
-@lru_cache(maxsize=256)
 def _content_of(text: str) -> _Content:
     if _is_plain(text):
         tokens = text.translate(_ASCII_BLANKS).split()
     else:
-        content = _normalise(text)
+        content = normalise(text)
         if not content.isascii():
             for variant, word in _SAME_WORDS:
                 content = content.replace(variant, word)
         tokens = _tokens(content)
-    if len(tokens) > MAX_TOKENS:
-        tokens = tokens[:MAX_TOKENS]
-    return _Content(text, tokens, frozenset(tokens) - _FILLER)
+    return _Content(text, tokens if len(tokens) <= MAX_TOKENS else tokens[:MAX_TOKENS])
 
 
 def _is_plain(text: str) -> bool:
@@ -458,6 +474,7 @@ __all__ = [
     "Match",
     "RuleSet",
     "Signal",
+    "Turns",
     "find",
     "normalise",
     "repeats",

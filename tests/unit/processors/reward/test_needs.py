@@ -23,6 +23,8 @@ from tests.unit.processors.reward.test_signals import CHINESE, ENGLISH
         (r"(?:cat|dog)s?", {"cat", "dog"}),
         (r"(?:cat|x*)", set()),
         (r"(?:not )?really bad", {"really bad"}),
+        (r"\b(?:this|that|those)\b", {"this", "that", "those"}),
+        (r"so (?:this|that.*not)", {"so this", "so that"}),
         (r"a+b?", set()),
         (r"(?:good){2,}", {"good"}),
         (r"[ab]cd.*xyzzy", {"xyzzy"}),
@@ -55,6 +57,8 @@ def test_what_a_match_must_have(pattern: str, words: set[str]) -> None:
         (r"(?:x ){0,3}good", {None}),
         (r"\w wrong", {"wron"}),
         (r"不?wrong", {None}),
+        (r"\b(?:dog|dots?)\b", {None, "dog"}),
+        (r"\b(?:dog|dot x)", {None, "dot"}),
     ],
 )
 def test_how_the_token_of_a_word_begins(pattern: str, starts: set[str | None]) -> None:
@@ -99,6 +103,7 @@ def test_no_rule_matches_a_text_without_a_word_it_needs() -> None:
 
 def test_further_words_that_a_match_must_have() -> None:
     assert needed_besides(r"\bi (?:asked|wanted)[^.]*, but\b") == (
+        (", but",),
         ("i ",),
         ("asked", "wanted"),
     )
