@@ -10,6 +10,7 @@ import csv
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,6 +22,8 @@ from streams.serde.validation import validate
 
 NAME_ATTRIBUTE = "outcome"
 """Attribute of an outcome: its name."""
+
+_WHOLE = re.compile(r"-?[0-9]{1,18}")
 
 FIELDS = frozenset(
     {
@@ -79,22 +82,22 @@ def read_outcome(item: Any, defaults: Defaults) -> FeedbackEvent:
             f"unknown field {', '.join(unknown)}; known are {', '.join(sorted(FIELDS))}"
         )
     session_id, turn_id = _text(given, "session_id"), _text(given, "turn_id")
-    name = str(given["outcome"]).strip() if "outcome" in given else None
+    name = _optional(given, "outcome")
     at_ms = _time(given.get("event_time"), defaults.now_ms)
     if at_ms > defaults.latest_ms:
         raise InvalidRecordError("event_time lies in the future")
-    own_id = given.get("outcome_id")
+    own_id = _optional(given, "outcome_id")
     event = FeedbackEvent(
         event_id=_event_id(session_id, turn_id, name, own_id, at_ms),
         session_id=session_id,
         turn_id=turn_id,
-        policy=str(given.get("policy", defaults.policy)),
+        policy=_optional(given, "policy") or defaults.policy,
         event_time=at_ms,
         kind=FeedbackKind.OUTCOME,
-        source=str(given.get("source", defaults.source)),
+        source=_optional(given, "source") or defaults.source,
         value=_value(given.get("value"), name, defaults.values),
-        user_id=str(given["user_id"]) if "user_id" in given else None,
-        supersedes=str(given["supersedes"]) if "supersedes" in given else None,
+        user_id=_optional(given, "user_id"),
+        supersedes=_optional(given, "supersedes"),
         attributes={NAME_ATTRIBUTE: name} if name else {},
     )
     try:
@@ -105,13 +108,28 @@ def read_outcome(item: Any, defaults: Defaults) -> FeedbackEvent:
 
 
 def _text(given: Mapping[str, Any], key: str) -> str:
-    value = str(given.get(key, "")).strip()
+    value = _optional(given, key)
     if not value:
         raise InvalidRecordError(
             f"{key} is missing: an outcome names the reply it is about (the gateway returns both "
             "ids with each reply)"
         )
     return value
+
+
+def _optional(given: Mapping[str, Any], key: str) -> str | None:
+    """A field that is text; other systems' ids may be whole numbers."""
+    value = given.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, (str, int)) or isinstance(value, bool):
+        raise InvalidRecordError(f"{key}: must be text, not {value!r:.80}")
+    text = str(value).strip()
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise InvalidRecordError(f"{key}: {value!r:.80} cannot be written as UTF-8") from None
+    return text
 
 
 def _value(given: Any, name: str | None, values: Mapping[str, float]) -> float:
@@ -126,7 +144,7 @@ def _value(given: Any, name: str | None, values: Mapping[str, float]) -> float:
         return values[name]
     try:
         value = float(given)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if isinstance(given, bool) or not -1.0 <= value <= 1.0:
         raise InvalidRecordError(f"value: must be a number in [-1, 1], not {given!r}")
@@ -137,20 +155,20 @@ def _time(given: Any, now_ms: int) -> int:
     """Milliseconds since 1970, UTC; from a number, or a time as ISO 8601 with its offset."""
     if given is None:
         return now_ms
+    text = str(given).strip()
+    if _WHOLE.fullmatch(text) and not isinstance(given, bool):
+        return int(text)
     try:
-        return int(str(given))
-    except ValueError:
-        pass
-    try:
-        at = datetime.fromisoformat(str(given))
-    except ValueError:
-        at = None
-    if at is None or at.tzinfo is None:
+        at = datetime.fromisoformat(text)
+        at_ms = None if at.tzinfo is None else round(at.astimezone(UTC).timestamp() * 1_000)
+    except (ValueError, OverflowError):
+        at_ms = None
+    if at_ms is None:
         raise InvalidRecordError(
             f"event_time: {given!r} is neither milliseconds since 1970 nor ISO 8601 with an offset "
             "(2026-01-31T12:00:00+00:00)"
         )
-    return round(at.astimezone(UTC).timestamp() * 1_000)
+    return at_ms
 
 
 def _event_id(session_id: str, turn_id: str, name: str | None, own_id: Any, at_ms: int) -> str:

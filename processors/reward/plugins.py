@@ -19,6 +19,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
+from itertools import islice
 from typing import Any, Protocol
 
 from streams.contracts import Step, TrajectorySegment
@@ -30,7 +31,17 @@ COMPONENTS = "clawstream.components"
 JUDGES = "clawstream.judges"
 
 MAX_MESSAGE = 200
-"""How much of a plugin's error is kept."""
+"""How much is kept of what a plugin says: of its error, of a signal's words, of a line."""
+
+MAX_LINES = 20
+"""How many lines of evidence are kept."""
+
+OWN_PARTS = frozenset({"explicit", "implicit", "business", "process", "judge", "diversity"})
+"""The names of the parts that every reward has."""
+
+_FAILURES = (Exception, SystemExit)
+"""What a plugin may raise without harm to anything but its own part; a module that calls
+``sys.exit`` must not end the worker."""
 
 
 class SignalPlugin(Protocol):
@@ -117,7 +128,7 @@ def load(settings: RewardSettings) -> Plugins:
     """The plugins that the settings name.
 
     Raises:
-        SettingsError: One is not installed; names the key's path and those that are.
+        SettingsError: One is not installed, or its name cannot be a plugin's; names the key's path.
         PluginError: One cannot be imported, or cannot be called.
     """
     return Plugins(
@@ -144,6 +155,12 @@ def _load(group: str, key: str, wanted: Mapping[str, float]) -> tuple[Plugged, .
 
 
 def _named(group: str, path: str, name: str, amount: float = 0.0) -> Plugged:
+    if group == COMPONENTS and name in OWN_PARTS:
+        raise SettingsError(
+            f"{path}: {name} is a part that every reward has; a plugin needs another name"
+        )
+    if not name or set(name) & set(",:\n"):
+        raise SettingsError(f"{path}: a plugin's name has no comma, colon or line break")
     found = {point.name: point for point in entry_points(group=group)}
     if name not in found:
         there = ", ".join(sorted(found)) or "none"
@@ -158,7 +175,7 @@ def _imported(point: EntryPoint, group: str) -> Callable[..., Any]:
     try:
         call = point.load()
     # Whatever a foreign module raises when it is imported is its fault, not the settings'.
-    except Exception as error:
+    except _FAILURES as error:
         raise PluginError(
             f"plugin {point.name} of {group} ({point.value}) cannot be imported: {describe(error)}"
         ) from error
@@ -182,9 +199,9 @@ def ask_signal(plugin: Plugged, text: str) -> Result:
         if words is not None and not isinstance(words, str):
             raise TypeError(f"a signal returns text or None, not {type(words).__name__}")
     # A plugin may raise anything; whatever it is must stop at its own part of the reward.
-    except Exception as error:
+    except _FAILURES as error:
         return Result(error=describe(error))
-    return Result(words)
+    return Result(None if words is None else _line(words))
 
 
 def ask_component(
@@ -193,22 +210,34 @@ def ask_component(
     """What a component makes of a step: ``value`` in [-1, 1] or None, with its evidence."""
     try:
         value, evidence = plugin.call(step, segment, settings)
-        lines = tuple(str(line) for line in evidence)
+        said = (evidence,) if isinstance(evidence, str) else evidence
+        lines = tuple(_line(str(line)) for line in islice(said, MAX_LINES))
         if value is None:
             return Result(None, lines)
         number = float(value)
         if not math.isfinite(number) or not -1.0 <= number <= 1.0:
             raise ValueError(f"a component's value is in [-1, 1], not {number:g}")
     # As above.
-    except Exception as error:
+    except _FAILURES as error:
         return Result(error=describe(error))
     return Result(number, lines)
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """An error of somebody else's in one short line."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
-    return text if len(text) <= MAX_MESSAGE else text[: MAX_MESSAGE - 1] + "…"
+    name = type(error).__name__
+    try:
+        return _line(f"{name}: {error}")
+    # An error of a foreign type may fail at saying what it is.
+    except _FAILURES:
+        return _line(name)
+
+
+def _line(text: str) -> str:
+    """``text`` as a line that fits on a record, whatever is in it."""
+    cut = text[: 4 * MAX_MESSAGE].encode("utf-8", "replace").decode()
+    plain = " ".join(cut.split())
+    return plain if len(plain) <= MAX_MESSAGE else plain[: MAX_MESSAGE - 1] + "…"
 
 
 __all__ = [

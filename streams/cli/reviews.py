@@ -16,6 +16,9 @@ from streams.settings import Settings
 if TYPE_CHECKING:
     from streams.reviews import Case
 
+SHOWN_ID = 12
+"""How much of a request's id is shown; it is enough to name it."""
+
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Decide about ratings that were held back."
 )
@@ -117,12 +120,12 @@ def _cases(settings: Settings) -> list[Case]:
 def _only(known: Sequence[Case], prefix: str) -> Case:
     from streams.reviews import find
 
-    found = find(known, prefix)
+    found = find(known, prefix) if prefix else []
     if len(found) == 1:
         return found[0]
     if not found:
         raise RewardError(
-            f"there is no review request {prefix}; see `clawstream reviews list --all`"
+            f"there is no review request {prefix!r}; see `clawstream reviews list --all`"
         )
     raise RewardError(f"{prefix} could be {len(found)} review requests; give more of the id")
 
@@ -149,13 +152,18 @@ def _plain(case: Case) -> dict[str, Any]:
 def _print(found: Sequence[Case]) -> None:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table("request", "asked (UTC)", "policy", "filter", "ratings", "reason", "state")
+    table = Table()
+    # Whole, or it could not be given to `decide`.
+    table.add_column("request", no_wrap=True, min_width=SHOWN_ID)
+    for name in ("asked (UTC)", "policy", "filter", "ratings", "reason", "state"):
+        table.add_column(name)
     for case in found:
         request = case.request
         asked = datetime.fromtimestamp(request.event_time / 1_000, UTC)
-        table.add_row(
-            request.event_id[:12],
+        cells = (
+            request.event_id[:SHOWN_ID],
             f"{asked:%Y-%m-%d %H:%M}",
             request.policy,
             case.filter,
@@ -163,4 +171,6 @@ def _print(found: Sequence[Case]) -> None:
             request.reason,
             case.state,
         )
+        # As they are: a user's name may look like markup.
+        table.add_row(*map(Text, cells))
     Console().print(table)

@@ -80,6 +80,16 @@ def test_an_outcome_with_an_id_of_its_own_is_one_event_however_often_it_is_sent(
         ({"outcome": "bought", "event_time": "2025-12-31T12:00:00"}, "with an offset"),
         ({"outcome": "bought", "event_time": NOW_MS + 60_001}, "in the future"),
         ({"outcome": "bought", "order": 1}, "unknown field order"),
+        ({"session_id": ["s1"], "outcome": "bought"}, r"session_id: must be text, not \['s1'\]"),
+        ({"turn_id": {"id": 1}, "outcome": "bought"}, "turn_id: must be text"),
+        ({"user_id": True, "outcome": "bought"}, "user_id: must be text"),
+        ({"outcome": {"name": "bought"}}, "outcome: must be text"),
+        ({"value": 10**400}, "value: must be a number"),
+        ({"outcome": "bought", "event_time": "1_000"}, "is neither"),
+        ({"outcome": "bought", "event_time": True}, "is neither"),
+        ({"outcome": "bought", "event_time": "9" * 40}, "is neither"),
+        ({"outcome": "bought", "event_time": "0001-01-01T00:00:00+23:59"}, "is neither"),
+        ({"session_id": "\ud800", "outcome": "bought"}, "session_id: .* UTF-8"),
     ],
 )
 def test_what_is_wrong_is_named(fields: dict[str, Any], says: str) -> None:

@@ -15,8 +15,8 @@ import pytest
 
 from processors.reward.agent import RewardProcessor, RewardTopics
 from processors.reward.app import build_spec
-from processors.reward.formulas import score_segment
-from processors.reward.plugins import Plugged, Plugins, load, load_judge
+from processors.reward.formulas import COMPONENTS, score_segment
+from processors.reward.plugins import OWN_PARTS, Plugged, Plugins, load, load_judge
 from processors.runtime.records import Record
 from streams import metrics as names
 from streams.contracts import ScoredSegment, StepReward
@@ -110,6 +110,31 @@ def raises(*_: object) -> Any:
     raise RuntimeError("out of\norder")
 
 
+def exits(*_: object) -> Any:
+    sys.exit("enough")
+
+
+class SilentError(Exception):
+    """An error that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise ValueError
+
+
+def raises_silently(*_: object) -> Any:
+    raise SilentError
+
+
+@pytest.mark.parametrize("name", ["explicit", "diversity", "a,b", "a:b"])
+def test_a_name_that_would_be_mistaken_for_another_is_refused_at_start(name: str) -> None:
+    with pytest.raises(SettingsError, match=rf"reward\.plugin_components\.{name}: "):
+        load(RewardSettings(plugin_components={name: 0.1}))
+
+
+def test_the_parts_of_every_reward_are_those_of_the_formula() -> None:
+    assert COMPONENTS.keys() == OWN_PARTS
+
+
 @pytest.mark.parametrize(
     ("component", "says"),
     [
@@ -118,6 +143,8 @@ def raises(*_: object) -> Any:
         (lambda *_: (float("nan"), ()), "ValueError"),
         (lambda *_: 0.5, "TypeError"),
         (lambda *_: ("x", ()), "ValueError"),
+        (exits, "SystemExit: enough"),
+        (raises_silently, "SilentError"),
     ],
 )
 def test_a_component_that_fails_costs_its_own_part_only(
@@ -130,7 +157,31 @@ def test_a_component_that_fails_costs_its_own_part_only(
     assert scored.attributes["plugin_errors"] == "broken"
 
 
-@pytest.mark.parametrize("signal", [raises, lambda _: 5])
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        ("lone \ud800 half", "lone ? half"),
+        ("two\nlines", "two lines"),
+        ("long " * 1_000_000, ("long " * 40)[:199] + "…"),
+    ],
+)
+def test_whatever_a_plugin_says_fits_on_the_record(words: str, shown: str) -> None:
+    component = Plugged("talks", lambda *_: (0.5, (words for _ in range(10**9))), 0.1, "here 1")
+    signal = Plugged("hears", lambda _: words, 0.1, "here 1")
+    scored, reward = rewards(Plugins((signal,), (component,)), "Where is Rome?", "Go on")
+    assert build_codec().decode(build_codec().encode(scored), ScoredSegment) == scored
+    parts = {part.name: part for part in reward.components}
+    assert parts["talks"].evidence == (shown,) * 20
+    assert parts["implicit"].evidence == (f'hears in turn u1 ("{shown}"): +0.1',)
+
+
+def test_evidence_that_is_one_text_is_one_line() -> None:
+    plugins = Plugins(components=(Plugged("talks", lambda *_: (0.5, "because"), 0.1, "here 1"),))
+    _, reward = rewards(plugins, "Where is Rome?", "Go on")
+    assert reward.components[-1].evidence == ("because",)
+
+
+@pytest.mark.parametrize("signal", [raises, exits, raises_silently, lambda _: 5])
 def test_a_signal_that_fails_costs_its_own_part_only(signal: Callable[..., Any]) -> None:
     plugins = Plugins(signals=(Plugged("broken", signal, 0.5, "here 1"),))
     scored, reward = rewards(plugins, "Where is Rome?", "Thanks, that works")

@@ -1,0 +1,43 @@
+"""``clawstream reviews`` shows what people are called as it is, and ids whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from streams.cli import reviews
+from streams.contracts import ReviewRequest
+from streams.errors import RewardError
+from streams.reviews import Case
+
+CASE = Case(
+    request=ReviewRequest(
+        event_id="0123456789abcdef",
+        session_id="s",
+        segment_id="g",
+        turn_id="t",
+        feedback_event_ids=("f",),
+        reason="3 negative ratings in a row by user [/bold] [red]x",
+        event_time=1,
+        policy="[/x]",
+    )
+)
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+def test_what_looks_like_markup_is_shown_as_it_is(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    reviews._print([CASE])
+    shown = capsys.readouterr().out
+    assert "0123456789ab" in shown
+    if columns == "200":
+        assert "[/x]" in shown
+        assert "by user [/bold] [red]x" in shown
+
+
+@pytest.mark.parametrize("prefix", ["", "1", "0123456789abcdef0"])
+def test_a_request_is_named_by_what_its_id_begins_with(prefix: str) -> None:
+    assert reviews._only([CASE], "0123") is CASE
+    with pytest.raises(RewardError, match=f"no review request '{prefix}'"):
+        reviews._only([CASE], prefix)
