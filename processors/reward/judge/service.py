@@ -118,15 +118,18 @@ class JudgeService:
 
     async def _answer(self, question: Question) -> str:
         timeout_s = self._settings.timeout_ms / 1_000
+        limit = asyncio.timeout(timeout_s)
         try:
-            async with asyncio.timeout(timeout_s):
-                answer = await self._ask(self._rubric, question)
-        except TimeoutError:
+            async with limit:
+                answer: object = await self._ask(self._rubric, question)
+            if not isinstance(answer, str):
+                raise TypeError(f"a judge answers in words, not with {type(answer).__name__}")
+        # The library, the network or a plugin may fail in any way; each is a failed try. A plugin
+        # that calls ``sys.exit`` must not end the judge.
+        except (Exception, SystemExit) as error:
             self._failed()
-            raise JudgeError(f"timeout: no answer in {timeout_s:g} s") from None
-        # The library, the network or a plugin may fail in any way; each is a failed try.
-        except Exception as error:
-            self._failed()
+            if limit.expired():
+                raise JudgeError(f"timeout: no answer in {timeout_s:g} s") from None
             raise JudgeError(describe(error)) from error
         self._breaker.succeeded()
         self._metrics.set(names.JUDGE_BREAKER, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from streams import metrics as names
 from streams.contracts import FeedbackEvent
 from streams.errors import JudgeError, SettingsError
 from streams.metrics import ProcessorMetrics
+from streams.serde import build_codec
 from streams.settings import JudgeSettings
 from tests.unit.processors.reward.builders import reply, segment
 
@@ -139,6 +141,40 @@ async def test_an_answer_without_verdict_is_tried_again(cache: VerdictCache) -> 
     judge = Judge(lambda n: "VERDICT: 1" if n == 2 else "I cannot tell.")
     (event,) = await Bench(judge, cache, votes=1).judge("a1")
     assert (event.value, judge.asked) == (1.0, 2)
+
+
+def _exits(_: int) -> str:
+    sys.exit("enough")
+
+
+def _gives_up(_: int) -> str:
+    raise TimeoutError("of its own")
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (lambda _: None, "TypeError: a judge answers in words, not with NoneType"),
+        (lambda _: b"VERDICT: 1", "TypeError: a judge answers in words, not with bytes"),
+        (_exits, "SystemExit: enough"),
+        (_gives_up, "TimeoutError: of its own"),
+        (lambda _: "", "the answer has no line VERDICT"),
+        (lambda _: "VERDICT: 7", "the answer has no line VERDICT"),
+        (lambda _: "\ud800", "the answer has no line VERDICT"),
+    ],
+)
+async def test_whatever_a_judge_answers_the_others_are_judged(
+    cache: VerdictCache, answer: Any, says: str
+) -> None:
+    judge = Judge(lambda n: answer(n) if n == 1 else "VERDICT: 1")
+    bench = Bench(judge, cache, votes=1, tries=1, concurrency=1)
+    failed, judged = await bench.judge("a1", "a2")
+    assert failed.value is None
+    assert failed.text is not None
+    assert failed.text.startswith(says)
+    assert judged.value == 1.0
+    for event in (failed, judged):
+        assert build_codec().decode(build_codec().encode(event), FeedbackEvent) == event
 
 
 async def test_a_judge_that_never_answers_times_out(cache: VerdictCache) -> None:
