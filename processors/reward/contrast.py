@@ -26,6 +26,15 @@ SENTENCES = 2
 STEM_CHARS = 5
 
 _ASKS = re.compile(r"(?:[?？]|[吗呢][。.!！~]*)[\"'”’)）\s]*$")
+_COURTESY = re.compile(
+    r"(?:\b(?:anything else|something else|any (?:other |more |further )?questions"
+    r"|else (?:i|we) can"
+    r"|(?:does|did) (?:that|this) help|can i (?:help|assist)|(?:help|assist) you with"
+    r"|how (?:does|do) (?:that|this|they) (?:sound|look))\b"
+    r"|还有(?:什么|别的|其他)|可以帮|能帮|有帮助吗|有用吗|别的需要|其他问题)"
+    r"[^.!?。！？]*[?？][\"'”’)）\s]*$",
+    re.IGNORECASE,
+)
 _SENTENCE = re.compile(r"[.!;。！；](?:\s|$)|[。！；\n]")
 
 # --- English ----------------------------------------------------------------------------------
@@ -179,8 +188,9 @@ def corrects(text: str, plain: str, reply: str) -> str | None:
 
 
 def asks(reply: str) -> bool:
-    """Whether a reply ends in a question: what follows is the answer."""
-    return _ASKS.search(reply[-MAX_CHARS:]) is not None
+    """Whether a reply ends in a question that is no mere courtesy: what follows is the answer."""
+    end = reply[-MAX_CHARS:]
+    return _ASKS.search(end) is not None and _COURTESY.search(end) is None
 
 
 def _first_sentence(

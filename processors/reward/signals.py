@@ -197,7 +197,7 @@ def find(text: str, reply: str = "", turns: Turns | None = None) -> tuple[Match,
         if hit is not None:
             found[rules.signal] = Match(rules.signal, _quote(hit.group()))
     if Signal.CORRECTION in found:
-        if _ANSWER.match(found[Signal.CORRECTION].quote) and asks(reply):
+        if _ANSWER.match(normalised) and asks(reply):
             return ()
         found.pop(Signal.CONFIRMATION, None)
     if not found and reply:
@@ -207,8 +207,12 @@ def find(text: str, reply: str = "", turns: Turns | None = None) -> tuple[Match,
     return tuple(found.values())
 
 
-_ANSWER = re.compile(r"(?:no|nope|nah)\b(?!.*\byou)|不(?!.*你)")
-"""A correction of these words is an answer where the reply asked something."""
+_ANSWER = re.compile(
+    r"(?:no|nope|nah)\b[,.! ]+(?:i|we|my|our|none|nobody|just)\b"
+    r"(?! (?:said|meant|asked|told|want|need))"
+    r"(?!.*\byou)|不[,。!]?我(?!要|说|问|不|没|是说|指)(?!.*你)"
+)
+"""How an answer begins where the reply asked something: the "no" in it corrects nothing."""
 
 
 def _rule_tokens(text: str, normalised: str, turns: Turns | None) -> Sequence[str]:
