@@ -189,7 +189,7 @@ def read_outcomes_csv(lines: Iterable[str], defaults: Defaults) -> ImportedOutco
     """Outcomes from CSV: a header with the names of ``FIELDS``, then one on each line.
 
     Raises:
-        ImportFormatError: It has no header, or one with a column that is not known.
+        ImportFormatError: It has no header, or one with a column that is not known or named twice.
     """
     reader = csv.DictReader(lines, strict=True)
     try:
@@ -201,6 +201,9 @@ def read_outcomes_csv(lines: Iterable[str], defaults: Defaults) -> ImportedOutco
                 + (f"; unknown: {', '.join(unknown)}" if unknown else "")
                 + f"; known are {', '.join(sorted(FIELDS))}"
             )
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise ImportFormatError(f"the first line names {', '.join(twice)} more than once")
         reader.fieldnames = header
         events: list[FeedbackEvent] = []
         skipped: list[str] = []

@@ -126,6 +126,10 @@ def test_a_file_is_read_line_by_line_and_bad_lines_are_named() -> None:
         ([], "must name the columns"),
         (["session_id,outcome\n"], "must name the columns"),
         (["session_id,turn_id,order\n"], "unknown: order"),
+        (
+            ["session_id,turn_id,value, session_id\n", "a,b,1,c\n"],
+            "names session_id more than once",
+        ),
         (["session_id,turn_id,outcome\n", 's,"t,bought\n'], "is not CSV: unexpected end"),
     ],
 )
