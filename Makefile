@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 NO_PACKAGES := echo "error: cannot install the packages, see above. Without a way to the public\
  registry, name a mirror in PIP_INDEX_URL and UV_DEFAULT_INDEX, or a proxy in HTTPS_PROXY." >&2; exit 1
 
-.PHONY: install demo test faults lint monitoring docs lock cuda-check clean
+.PHONY: install demo test faults lint monitoring docker-check docs lock cuda-check clean
 
 install: $(STAMP)
 
@@ -46,6 +46,10 @@ lint: install
 # Check alerts and their tests with promtool (taken from Debian's package if it is not there).
 monitoring:
 	docker/monitoring/check
+
+# Lint the Dockerfile, and hold the compose file to its schema. Needs no container engine.
+docker-check: install
+	docker/check
 
 # Bring what the pages in docs/ take from the code up to date.
 docs: install

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from streams.cli.common import print_json, print_table, settings_of
+from streams.cli.common import print_json, print_table, settings_of, terminable
 from streams.errors import SettingsError
 from streams.settings import Settings
 
@@ -134,7 +134,8 @@ def _serve(view: Watch, place: tuple[str, int], interval_s: float) -> None:
         console.print(f"lag under http://{host}:{port}/metrics, until Ctrl-C", highlight=False)
 
     try:
-        serve(view.take, host, port, interval_s, threading.Event(), tell, ready)
+        with terminable():
+            serve(view.take, host, port, interval_s, threading.Event(), tell, ready)
     except KeyboardInterrupt:
         console.print("ended")
     except OSError as error:

@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from streams.cli.root import COMMANDS
+from streams.kafka.jars import KAFKA_VERSION
 from streams.settings import load_settings
+from tests.apicurio import VERSION as REGISTRY_VERSION
 
 FOLDER = Path(__file__).parents[2] / "docker"
 COMPOSE: dict[str, Any] = yaml.safe_load((FOLDER / "compose.yaml").read_text(encoding="utf-8"))
@@ -18,12 +20,12 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 OURS = {name: one for name, one in SERVICES.items() if one["image"].startswith("clawstream:")}
 DOCKERFILE = (FOLDER / "Dockerfile").read_text(encoding="utf-8")
 PASSWORD = "${POSTGRES_PASSWORD:?set POSTGRES_PASSWORD}"
+JUDGE = "${JUDGE_URL:-}"
 
 
 def test_every_process_and_service_is_there() -> None:
     processes = {name for name, entry in COMMANDS.items() if entry.process}
-    # Only where somebody judges.
-    assert processes - {"judge"} <= OURS.keys()
+    assert processes | {"lag", "archive"} <= OURS.keys()
     assert SERVICES.keys() >= {"kafka", "schema-registry", "postgres", "prometheus"}
 
 
@@ -32,8 +34,8 @@ def test_images_are_pinned_and_services_are_watched(name: str) -> None:
     service = SERVICES[name]
     if name not in OURS:
         assert re.search(r":v?\d+\.\d+", service["image"])
-    # One ends, the other has no port; both end by themselves when something is wrong.
-    if name not in ("setup", "learn"):
+    # One ends, the others have no port; all end by themselves when something is wrong.
+    if name not in ("setup", "learn", "archive"):
         assert service["healthcheck"]["test"]
     for port in service.get("ports", ()):
         assert port.startswith("127.0.0.1:")
@@ -57,11 +59,16 @@ def test_our_services_run_commands_with_settings_that_there_are(
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     for key, value in service["environment"].items():
-        monkeypatch.setenv(key, value.replace(PASSWORD, "x"))
+        monkeypatch.setenv(key, value.replace(PASSWORD, "x").replace(JUDGE, "http://judge:1/v1"))
     settings = load_settings()
     assert settings.kafka.bootstrap_servers == "kafka:9092"
     host = {"gateway": settings.gateway.host, "serve": settings.serve.host}.get(name, "0.0.0.0")
     assert host == "0.0.0.0"
+
+
+def test_what_is_run_is_what_the_tests_run() -> None:
+    assert SERVICES["kafka"]["image"] == f"apache/kafka:{KAFKA_VERSION}"
+    assert SERVICES["schema-registry"]["image"] == f"apicurio/apicurio-registry:{REGISTRY_VERSION}"
 
 
 def test_no_password_is_written_down() -> None:
