@@ -1030,7 +1030,7 @@ TOOL_MASKS = re.compile(
 )
 
 TOOL_ERRORS = re.compile(
-    r"^Traceback \(most recent call last\)|^\s*(?:\w+\.)*\w*(?:Error|Exception)\b: "
+    r"^Traceback \(most recent call last\)|^[^\S\n]*(?:\w+\.)*\w*(?:Error|Exception)\b: "
     r"|^(?:fatal|fatal error|panic|error|ERROR|Error)(?:\[\w+\])?: "
     r"|^[^\s:]+[:(]\d+(?:[:,]\d+)?\)?: (?:fatal )?error\b"
     r"|^npm ERR!|^Exception in thread |^Segmentation fault|^FAILED |^make: \*\*\*"

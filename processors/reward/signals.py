@@ -143,7 +143,7 @@ _SIMPLIFIED = str.maketrans(
 )
 _APOSTROPHES = str.maketrans("’‘`´", "''''")
 _CODE = re.compile(r"```.*?(?:```|$)", re.DOTALL)
-_QUOTED_LINE = re.compile(r"^\s*>.*$", re.MULTILINE)
+_QUOTED_LINE = re.compile(r"^[^\S\n]*>.*$", re.MULTILINE)
 _SPACE = re.compile(r"\s+")
 _SPACE_BESIDE_CHINESE = re.compile(r"(?<=[一-鿿,。!?;]) (?=[一-鿿])|(?<=[一-鿿]) (?=[,。!?;])")
 

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 import pytest
 
-from processors.reward.signals import MAX_CHARS, RULE_SETS, Signal, find, normalise, repeats
+from processors.reward.signals import (
+    MAX_CHARS,
+    RULE_SETS,
+    Signal,
+    find,
+    normalise,
+    repeats,
+    tool_error,
+    words,
+)
 
 C, OK, D, M = Signal.CORRECTION, Signal.CONFIRMATION, Signal.DIRECTIVE, Signal.DETAILS
 
@@ -262,3 +274,19 @@ def test_there_are_rules_for_both_languages_and_each_signal() -> None:
 def test_normalise_folds_and_bounds() -> None:
     assert normalise("　Ｈello，\n WORLD’s ") == "hello, world's"
     assert len(normalise("x" * 100_000)) == MAX_CHARS
+
+
+MOST_CPU_S = 1.0
+"""A thousand times what any of these takes; what goes back and forth in a text takes more."""
+
+
+@pytest.mark.parametrize("read", [find, normalise, tool_error, words])
+@pytest.mark.parametrize(
+    "unit", ["\n", " \n", "\r\n", "a.b\n", "a: ", "a/b-c: ", "no, ", "not x, not y, ", "的是", "1 "]
+)
+@pytest.mark.parametrize("end", ["", ">", "x>", "Error"])
+def test_no_text_takes_long_to_read(read: Callable[[str], object], unit: str, end: str) -> None:
+    text = unit * (8_000 // len(unit)) + end
+    begun_s = time.thread_time()
+    read(text)
+    assert time.thread_time() - begun_s < MOST_CPU_S
