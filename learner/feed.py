@@ -127,6 +127,7 @@ class Feed:
         self._stopping = stopping
         self._failure: ClawstreamError | None = None
         self._uses_of: Callable[[Iterable[str]], Mapping[str, Uses]] = lambda _: {}
+        self._newest_use: tuple[frozenset[str], Uses] = (frozenset(), NEVER)
         self._thread = threading.Thread(target=self._run, name="learner-feed", daemon=True)
 
     def start(
@@ -198,8 +199,10 @@ class Feed:
 
     def record_use(self, segment_ids: Iterable[str], update: int) -> None:
         """An update, named by its version's number, used these segments."""
+        used = frozenset(segment_ids)
         with self._lock:
-            self._window.record_use(segment_ids, update)
+            self._newest_use = used, frozenset((update,))
+            self._window.record_use(used, update)
 
     def require_version(self, min_version: int) -> None:
         """Segments with a reply by an older version are not usable from now on."""
@@ -341,8 +344,10 @@ class Feed:
             dead_letters: How many of them could not be used.
         """
         with self._lock:
+            # What is here now may leave to make room for those that are added before it.
+            known = {p.segment_id: self._uses_so_far(p.segment_id) for p in arrived}
             for packed in arrived:
-                uses = past_uses.get(packed.segment_id, NEVER)
+                uses = known[packed.segment_id] | past_uses.get(packed.segment_id, NEVER)
                 self._arrivals[self._window.add(packed, past_uses=uses).value] += 1
             for message in records:
                 self._positions[message.partition()] = message.offset() + 1
@@ -360,6 +365,12 @@ class Feed:
             if packed.revision > 0 and packed.segment_id not in self._window
         ]
         return self._uses_of(returning) if returning else {}
+
+    def _uses_so_far(self, segment_id: str) -> Uses:
+        """What the window knows, and the newest version: it may have been recorded after the
+        registry was asked."""
+        used, update = self._newest_use
+        return self._window.uses(segment_id) | (update if segment_id in used else NEVER)
 
     def _is_record(self, message: Any) -> bool:
         """False if it is news of the partition.

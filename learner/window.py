@@ -256,6 +256,11 @@ class Window:
             if segment_id in self._held:
                 self._set_uses(self._held[segment_id], self._held[segment_id].uses | {update})
 
+    def uses(self, segment_id: str) -> Uses:
+        """The updates that used a segment, as far as they are known here."""
+        held = self._held.get(segment_id)
+        return NEVER if held is None else held.uses
+
     def restore_uses(self, uses: Mapping[str, Uses]) -> None:
         """Set the uses of segments from an earlier life; the absent were never used."""
         for segment_id, held in self._held.items():

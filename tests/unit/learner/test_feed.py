@@ -152,6 +152,42 @@ def test_a_revision_of_a_segment_that_left_has_its_old_uses(bench: Bench) -> Non
     assert (feed.status().available_segments, feed.status().new_segments) == (1, 1)
 
 
+def test_a_revision_keeps_its_uses_though_its_own_batch_evicts_what_it_replaces(
+    bench: Bench,
+) -> None:
+    bench.max_segments = 2
+    bench.log.extend(encoded(scored(name)) for name in "ab")
+    feed = bench.make()
+    bench.feed = feed
+    feed.start(None, lambda _: {})
+    bench.wait(arrived(2))
+    for update in (1, 2):
+        feed.record_use(["a"], update)
+    # "a" is here when the batch is read, and gone when its revision's turn comes.
+    batch = [encoded(scored("c")), encoded(scored("a", revision=1, reward=-1.0))]
+    bench.log.extend(batch)
+    bench.wait(arrived(4))
+    assert [name for _, name in held(feed)] == ["c"]
+    assert feed.status().segments == 2
+
+
+def test_a_version_recorded_while_the_registry_is_asked_counts(bench: Bench) -> None:
+    bench.max_segments = 1
+    bench.log.extend(encoded(scored(name)) for name in "ab")
+    feed = bench.make()
+    bench.feed = feed
+
+    def recorded_meanwhile(_: object) -> dict[str, frozenset[int]]:
+        feed.record_use(["a"], 2)
+        return {"a": frozenset({1})}
+
+    feed.start(None, recorded_meanwhile)
+    bench.wait(arrived(2))
+    bench.log.append(encoded(scored("a", revision=1, reward=-1.0)))
+    bench.wait(arrived(3))
+    assert (feed.status().segments, feed.status().available_segments) == (1, 0)
+
+
 def test_records_of_other_policies_move_the_position_and_nothing_else(bench: Bench) -> None:
     bench.log.append(encoded(scored("a")))
     # An id of ours under another policy replaces nothing of ours.
