@@ -374,6 +374,21 @@ class LearnerSettings(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _require_that_it_can_learn(self) -> Self:
+        if self.min_sample_size > self.window_segments:
+            raise ValueError(
+                f"min_sample_size is {self.min_sample_size}, but the window holds "
+                f"{self.window_segments} (window_segments): no update would ever be due"
+            )
+        if self.stale_objective == "behaviour" and self.importance_weight_cap < 1.0:
+            raise ValueError(
+                f"importance_weight_cap is {self.importance_weight_cap:g}: with stale_objective "
+                "behaviour it bounds the ratio, and below 1 nothing would be learned from bad "
+                "replies"
+            )
+        return self
+
     @property
     def mode_weights(self) -> tuple[float, float, float]:
         """The weights of ppo, grpo and opd in an update's advantages."""

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from pydantic import ValidationError
 
 from learner.schedule import Rules, Schedule, Trigger, due
 from streams.clock import ManualClock
@@ -64,3 +67,26 @@ def test_a_clock_set_back_does_not_hold_the_learner_up() -> None:
     assert schedule.due(new_segments=1, available_segments=100) is None
     clock.advance(RULES.update_max_interval_ms)
     assert schedule.due(new_segments=1, available_segments=100) is Trigger.MAX_INTERVAL
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"min_sample_size": 11, "window_segments": 10}, "no update would ever be due"),
+        (
+            {"stale_objective": "behaviour", "importance_weight_cap": 0.9},
+            "nothing would be learned from bad replies",
+        ),
+    ],
+)
+def test_settings_under_which_nothing_is_learned_are_refused(
+    values: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        LearnerSettings(**values)
+
+
+def test_settings_at_these_bounds_are_taken() -> None:
+    assert LearnerSettings(min_sample_size=10, window_segments=10).min_sample_size == 10
+    # Where the cap weighs tokens only, less than 1 is less of everything.
+    assert LearnerSettings(importance_weight_cap=0.9).importance_weight_cap == 0.9
