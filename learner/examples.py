@@ -145,6 +145,7 @@ def _message(index: int, value: Any) -> tuple[str, str]:
         raise _WrongError(f"message {index} has a role that is none of {', '.join(_ROLES)}")
     if not isinstance(value["content"], str):
         raise _WrongError(f"the content of message {index} must be a text")
+    _require_utf8(f"the content of message {index}", value["content"])
     return str(value["role"]), value["content"]
 
 
@@ -152,7 +153,17 @@ def _text(value: dict[str, Any], key: str) -> str:
     text = value[key]
     if not isinstance(text, str) or not text.strip():
         raise _WrongError(f"{key!r} must be a text that is not empty")
+    _require_utf8(repr(key), text)
     return text
+
+
+def _require_utf8(what: str, text: str) -> None:
+    """JSON can name half of a surrogate pair, which is no character and has no tokens."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = text[error.start]
+        raise _WrongError(f"{what} has {half!r}, half of a surrogate pair") from None
 
 
 __all__ = ["Example", "ExampleFile", "read_examples"]

@@ -175,6 +175,10 @@ class WarmStart:
         if example.rejected is None:
             return _Labelled(number, chosen, None)
         rejected = reply_sample(self._base.chat, messages, example.rejected, name)
+        if chosen.token_ids == rejected.token_ids:
+            raise ModelError(
+                "the chat template shows 'chosen' and 'rejected' alike: neither is preferred"
+            )
         return _Labelled(number, chosen, rejected)
 
     def _steps(self, count: int) -> Iterator[list[int]]:

@@ -81,6 +81,12 @@ PAIR: dict[str, Any] = {"messages": ASKED, "chosen": "a", "rejected": "b"}
             {**GOOD, "messages": [*ASKED, {"role": "assistant", "content": "x"}]},
             "line 2: the last message is of 'assistant'",
         ),
+        ({**GOOD, "reply": "a\ud83d"}, r"line 2: 'reply' has '\ud83d', half of a surrogate pair"),
+        ({**PAIR, "rejected": "\udc00"}, r"line 2: 'rejected' has '\udc00', half of a"),
+        (
+            {**GOOD, "messages": [{"role": "user", "content": "x\udfff"}]},
+            r"line 2: the content of message 0 has '\udfff', half of a surrogate pair",
+        ),
     ],
 )
 def test_a_bad_line_is_refused_with_file_and_number(

@@ -282,6 +282,17 @@ def test_messages_that_the_template_refuses_are_named(tmp_path: Path) -> None:
         held.warm_start(file_of(pairs()), Kept().hooks())
 
 
+def test_a_pair_that_the_template_shows_alike_is_named(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    template = made._base.tokenizer.chat_template
+    trimming = template.replace("message['content']", "message['content'] | trim")
+    assert trimming != template
+    made._base.tokenizer.chat_template = trimming
+    alike = Example(line=7, messages=(("user", "Hi"),), chosen="yes", rejected="yes ")
+    with pytest.raises(TrainingFileError, match=r"f\.jsonl line 7: the chat template shows"):
+        made.warm_start(file_of([*pairs(), alike]), Kept().hooks())
+
+
 def test_a_failure_leaves_everything_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
