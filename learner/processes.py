@@ -134,9 +134,14 @@ class Leader:
         return self._trainer.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """See ``learner.loop.Trainer``."""
+        """See ``learner.loop.Trainer``.
+
+        Raises:
+            ProcessError: As ``train``.
+        """
         self._voice.say(("load", (_on_cpu(state),)))
-        self._trainer.load_state_dict(state)
+        with _failing_together():
+            self._trainer.load_state_dict(state)
 
     def save_adapter(self, folder: Path) -> None:
         """See ``learner.loop.Trainer``."""
@@ -153,15 +158,19 @@ def follow(trainer: Trainer, voice: Voice) -> None:
         order, arguments = voice.hear()
         if order == "end":
             return
-        if order == "load":
-            trainer.load_state_dict(*arguments)
-            continue
-        segments, current_version, adapters = arguments
         try:
             with _failing_together():
-                trainer.train(segments, current_version, _finder(adapters), _never)
+                _obey(trainer, order, arguments)
         except (LearnerError, UpdateStoppedError) as error:
-            log.info("no update: %s", error)
+            log.info("not done: %s: %s", order, error)
+
+
+def _obey(trainer: Trainer, order: str, arguments: tuple[Any, ...]) -> None:
+    if order == "load":
+        trainer.load_state_dict(*arguments)
+        return
+    segments, current_version, adapters = arguments
+    trainer.train(segments, current_version, _finder(adapters), _never)
 
 
 def run_together(
@@ -203,7 +212,9 @@ def _lead(
         # The others wait for something else; who started them ends them.
         raise
     except ClawstreamError:
-        voice.say(_END)
+        # They may have met the same and be gone: what is said is why, not that nobody hears it.
+        with contextlib.suppress(RuntimeError):
+            voice.say(_END)
         raise
     voice.say(_END)
 

@@ -158,6 +158,35 @@ def test_what_all_find_out_alike_ends_nobody(pair: Pair, error: LearnerError) ->
     assert pair.failure == []
 
 
+def test_a_state_that_fits_nobody_ends_the_learner_with_its_reason_alone(pair: Pair) -> None:
+    def misfit(_: Any) -> None:
+        raise LearnerError("cannot restore a learner state with lora_rank 8: it is 4 now")
+
+    for held in (pair.own, pair.other):
+        held.load_state_dict = misfit  # type: ignore[method-assign,assignment]
+    with pytest.raises(LearnerError, match="lora_rank 8"):
+        pair.leader.load_state_dict({})
+    # The other one still listens for the end.
+    pair.finish()
+    assert pair.failure == []
+
+
+@pytest.mark.parametrize("alone", ["own", "other"])
+def test_a_state_that_one_cannot_take_ends_it(pair: Pair, alone: str) -> None:
+    def misfit(_: Any) -> None:
+        raise LearnerError("cannot restore the learner state") from RuntimeError("no memory")
+
+    getattr(pair, alone).load_state_dict = misfit
+    state = {"weights": torch.zeros(3), "momentum": torch.zeros(3), "steps": 0}
+    if alone == "own":
+        with pytest.raises(ProcessError, match="cannot restore"):
+            pair.leader.load_state_dict(state)
+    else:
+        pair.leader.load_state_dict(state)
+    pair.finish()
+    assert [type(error) for error in pair.failure] == [ProcessError] * (alone == "other")
+
+
 @pytest.mark.parametrize("alone", ["own", "other"])
 @pytest.mark.parametrize("kind", ["memory", "connection"])
 def test_what_one_meets_alone_ends_it(pair: Pair, alone: str, kind: str) -> None:
@@ -259,3 +288,21 @@ def test_the_others_are_let_go_unless_they_wait_for_something_else(
         with pytest.raises(type(error)):
             together()
     assert [order for order, _ in line.orders.queue] == said
+
+
+@pytest.mark.usefixtures("one_of_one")
+def test_why_it_ended_is_said_though_the_others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Nobody(Line):
+        def say(self, order: Order) -> None:
+            raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(
+        "learner.processes.joined",
+        lambda launched, on_cpu: contextlib.nullcontext((Alone(), Nobody())),
+    )
+
+    def run(make_trainer: Callable[[Settings], Any]) -> None:
+        raise LearnerError("cannot restore a learner state")
+
+    with pytest.raises(LearnerError, match="cannot restore"):
+        run_together(Settings(), lambda *_: FakeTrainer(), run, launched=True)
