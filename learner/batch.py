@@ -123,8 +123,9 @@ class TrainingSample:
         revision: Of that segment.
         token_ids: The whole sequence; it ends with the last trainable token.
         turns: Its replies, in order, without overlap.
-        terminal: Whether nothing more could have come after it. If not, the value after the
-            last token stands in for what did.
+        terminal: Whether nothing more could have come after it. If not, the value of the state
+            it led to stands in for what did: of the next part's first, else after the last
+            token.
         truncated: Whether leading messages were dropped to make it fit.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from learner.batch import TrainingSample
 
 UNKNOWN_VERSION = -1
 """Stands for the version of turns that do not say who wrote them."""
+
+NO_PART = -1
+"""Stands for the next part of a conversation that is not among the samples."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -37,6 +41,8 @@ class Rollout:
         entropies: Of the policy before the update.
         final_values: ``[samples]``, the value after each sample's last token.
         terminal: Bool ``[samples]``, the conversation ended there.
+        next_part: Long ``[samples]``, which sample the conversation goes on in; `NO_PART` if
+            that is not among them.
     """
 
     loss_mask: Tensor
@@ -55,6 +61,7 @@ class Rollout:
     entropies: Tensor
     final_values: Tensor
     terminal: Tensor
+    next_part: Tensor
 
     @property
     def known(self) -> Tensor:
@@ -97,6 +104,7 @@ class Rollout:
             entropies=empty(),
             final_values=torch.zeros(len(samples), device=device),
             terminal=torch.tensor([s.terminal for s in samples], device=device),
+            next_part=torch.tensor(_next_parts(samples), device=device),
         )
 
 
@@ -160,6 +168,18 @@ def _missing_turns(samples: Sequence[TrainingSample]) -> Iterator[tuple[int, sli
             column += length
 
 
+def _next_parts(samples: Sequence[TrainingSample]) -> list[int]:
+    """Parts of one segment follow one another."""
+    pairs = enumerate(pairwise(samples))
+    found = [index + 1 if _goes_on(one, other) else NO_PART for index, (one, other) in pairs]
+    return [*found, NO_PART]
+
+
+def _goes_on(one: TrainingSample, other: TrainingSample) -> bool:
+    same = (one.segment_id, one.revision) == (other.segment_id, other.revision)
+    return same and not one.terminal and one.sample_id != other.sample_id
+
+
 def _turn_index(samples: Sequence[TrainingSample], shape: tuple[int, int]) -> Tensor:
     index = torch.zeros(shape, dtype=torch.long)
     number = 0
@@ -173,6 +193,7 @@ def _turn_index(samples: Sequence[TrainingSample], shape: tuple[int, int]) -> Te
 
 
 __all__ = [
+    "NO_PART",
     "Rollout",
     "TeacherRow",
     "UNKNOWN_VERSION",

@@ -22,8 +22,10 @@ from learner.ppo.objectives import (
     on_tokens,
     verdicts,
 )
-from learner.rollout import Rollout
+from learner.rollout import NO_PART, Rollout
 from streams.settings import LearnerSettings
+
+RECORDED_GAP = "stale/recorded_gap"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -101,8 +103,20 @@ def _critic(rollout: Rollout, kl: Tensor, settings: LearnerSettings) -> Advantag
         rollout.loss_mask,
         gamma=settings.gamma,
         gae_lambda=settings.gae_lambda,
-        bootstrap=masked_fill(rollout.final_values, ~rollout.terminal),
+        bootstrap=_next_values(rollout),
     )
+
+
+def _next_values(rollout: Rollout) -> Tensor:
+    """V of the state each sample leads to; 0 for conversations that ended.
+
+    Of a conversation that was cut into parts that is the state in which the next part's first
+    token was chosen, as it would be without the cut. Where nothing follows, it is the state
+    after the last token.
+    """
+    following = rollout.old_values[:, 0][rollout.next_part.clamp(min=0)]
+    after = torch.where(rollout.next_part == NO_PART, rollout.final_values, following)
+    return masked_fill(after, ~rollout.terminal)
 
 
 def _group_relative(rollout: Rollout, settings: LearnerSettings) -> Tensor:
@@ -184,6 +198,26 @@ def _stale_metrics(
     }
 
 
+def recorded_gap(rollout: Rollout, current_version: int | None) -> dict[str, float]:
+    """How far the log-probabilities that a server recorded are from ours for the same weights.
+
+    Args:
+        rollout: Scored.
+        current_version: The version whose weights are the old policy.
+
+    Returns:
+        Nothing if no turn of that version came with its log-probabilities.
+    """
+    if current_version is None:
+        return {}
+    versions = on_tokens(rollout.turn_versions, rollout.turn_index, rollout.loss_mask)
+    fresh = rollout.given & (versions == current_version)
+    if not bool(fresh.any()):
+        return {}
+    gap = (rollout.old_logprobs - rollout.behaviour_logprobs).abs()
+    return {RECORDED_GAP: float(masked_mean(gap, fresh))}
+
+
 def _critic_metrics(rollout: Rollout, targets: Targets) -> dict[str, float]:
     critic, mask = targets.critic, rollout.loss_mask
     if critic is None:
@@ -214,4 +248,11 @@ def _mode_metrics(rollout: Rollout, settings: LearnerSettings) -> dict[str, floa
     return metrics
 
 
-__all__ = ["Targets", "make_targets", "rollout_metrics", "sample_metrics"]
+__all__ = [
+    "RECORDED_GAP",
+    "Targets",
+    "make_targets",
+    "recorded_gap",
+    "rollout_metrics",
+    "sample_metrics",
+]

@@ -17,6 +17,7 @@ from learner.examples import ExampleFile
 from learner.loop import Trained
 from learner.model import BaseModel, load_base
 from learner.publish import BaseIdentity
+from learner.targets import RECORDED_GAP
 from learner.team import Team
 from learner.update import PpoUpdater
 from learner.warming import WarmStarted, WarmStartHooks
@@ -26,6 +27,9 @@ from streams.errors import LearnerError
 from streams.settings import LearnerSettings, ModelSettings, Settings
 
 log = logging.getLogger(__name__)
+
+_TOLERATED_GAP = 0.1
+"""Nats per token: more than another precision explains."""
 
 
 class PpoTrainer:
@@ -99,6 +103,13 @@ class PpoTrainer:
             load_version=adapter_of,
             should_stop=should_stop,
         )
+        if result.metrics.get(RECORDED_GAP, 0.0) > _TOLERATED_GAP:
+            log.warning(
+                "recorded log-probabilities are not those of the version that wrote the turns "
+                "gap=%.3g nats a token: have the server report them at the turn's temperature "
+                "(vLLM: --logprobs-mode processed_logprobs)",
+                result.metrics[RECORDED_GAP],
+            )
         left_out = {
             "batch/turns_too_long": float(sum(one.too_long for one in built)),
             "batch/turns_interrupted": float(sum(one.interrupted for one in built)),

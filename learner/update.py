@@ -42,7 +42,13 @@ from learner.ppo.losses import PolicyLoss, ValueLoss, policy_loss, value_loss
 from learner.ppo.masks import aggregate, masked_mean
 from learner.rates import rate_factor
 from learner.rollout import Rollout, TeacherRow, missing_by_version, spread, teacher_rows
-from learner.targets import Targets, make_targets, rollout_metrics, sample_metrics
+from learner.targets import (
+    Targets,
+    make_targets,
+    recorded_gap,
+    rollout_metrics,
+    sample_metrics,
+)
 from learner.team import Alone, Team
 from learner.totals import Totals
 from streams.errors import ArtifactError, LearnerError, RegistryError, UpdateStoppedError
@@ -220,7 +226,8 @@ class PpoUpdater:
             if ours.get(name) != theirs:
                 raise LearnerError(
                     f"cannot restore a learner state with {name} {theirs}: it is "
-                    f"{ours.get(name)} now"
+                    f"{ours.get(name)} now; set the model back as it was, or choose another "
+                    "learner.policy"
                 )
         try:
             fill_adapter(self.network.model, state["adapter"])
@@ -270,6 +277,7 @@ class PpoUpdater:
             **moved,
             **sample_metrics(samples, rollout),
             **rollout_metrics(rollout, targets, self._settings),
+            **recorded_gap(rollout, current_version),
             **totals.of_all(self._team).metrics(critic=targets.critic is not None),
         }
         return UpdateResult(

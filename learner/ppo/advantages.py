@@ -55,8 +55,8 @@ def gae(
         loss_mask: Bool, ``[batch, time]``; True = a token the policy chose.
         gamma: Discount per chosen token.
         gae_lambda: 0 gives the one-step error, 1 the return minus the value.
-        bootstrap: ``[batch]``, V after the last token, of conversations that were cut rather
-            than ended; 0 for those that ended. None is 0 for all.
+        bootstrap: ``[batch]``, V of the state that conversations which were cut rather than ended
+            led to; 0 for those that ended. None is 0 for all.
     """
     rewards, values = masked_fill(rewards, loss_mask), masked_fill(values, loss_mask)
     next_value = torch.zeros_like(values[:, 0]) if bootstrap is None else bootstrap.to(values)

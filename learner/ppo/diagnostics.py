@@ -119,6 +119,12 @@ METRICS: Mapping[str, str] = MappingProxyType(
             "(sum w)^2 / (n sum w^2) of the truncated weights: 1 for fresh data; falling "
             "values foretell collapse from stale data."
         ),
+        "stale/recorded_gap": (
+            "Mean of |log p_old - log p_behaviour|, nats per token that came from the very version "
+            "in training with its log-probability: 0 from our server in float32, hundredths in "
+            "bfloat16. Above 0.1 the server reports others than those at the turn's temperature, "
+            "and importance weights are wrong. Absent where there is no such token."
+        ),
         "stale/share_recomputed_logprobs": (
             "Share of tokens without recorded log-probability, recomputed with the version "
             "that chose them."

@@ -154,6 +154,29 @@ def test_what_is_left_out_of_segments_is_counted_and_said(
     assert kept.train([made], 0, no_adapter, never) is not None
 
 
+def test_log_probabilities_that_are_not_the_servers_own_are_said(
+    trainer: PpoTrainer, caplog: pytest.LogCaptureFixture
+) -> None:
+    def recorded(logprobs: tuple[float, ...] | None) -> ScoredSegment:
+        made = segment("a")
+        (step,) = made.segment.steps
+        step = replace(step, token_ids=(40, 41), behaviour_logprobs=logprobs)
+        return replace(made, segment=replace(made.segment, steps=(step,)))
+
+    network = trainer._updater.network
+    (sample,) = trainer._built(recorded(None)).samples
+    with torch.no_grad():
+        own = tuple(network.score([network.row(sample)]).logprobs.tolist())
+    right = trainer.train([recorded(own)], 0, no_adapter, never)
+    assert right is not None
+    assert right.metrics["stale/recorded_gap"] == 0.0
+    assert "processed_logprobs" not in caplog.text
+    trainer.train([recorded(tuple(logprob / 2 for logprob in own))], 1, no_adapter, never)
+    assert "processed_logprobs" not in caplog.text
+    trainer.train([recorded(tuple(logprob / 2 for logprob in own))], 0, no_adapter, never)
+    assert "have the server report them at the turn's temperature" in caplog.text
+
+
 def test_the_base_is_identified(trainer: PpoTrainer) -> None:
     base = trainer.base
     assert (base.model_id, base.adapter_rank, base.adapter_alpha) == ("tiny-random", 2, 16.0)

@@ -568,6 +568,7 @@ def test_every_metric_is_explained_and_finite(model_settings: ModelSettings) -> 
         "charts/SPS",
         "charts/update_s",
         "stale/dropped_share",
+        "stale/recorded_gap",
     }
     assert metrics.keys() <= METRICS.keys()
     assert updater(model_settings).update(samples()).metrics.keys() < metrics.keys()
@@ -752,6 +753,18 @@ def test_turns_of_the_current_version_are_fresh() -> None:
     shake(learner)
     metrics = learner.update([_one(policy_version=3)], current_version=3).metrics
     assert _weight(metrics) == (1.0, 1.0, 0.0)
+
+
+def test_what_a_server_recorded_is_compared_with_the_version_it_served() -> None:
+    learner = updater()
+    shake(learner)
+    given = tuple((logprobs_of(learner, _one()) - 0.25).tolist())
+    one = _one(policy_version=3, behaviour_logprobs=given)
+    assert learner.update([one], current_version=3).metrics["stale/recorded_gap"] == pytest.approx(
+        0.25, abs=1e-5
+    )
+    for others in (_one(policy_version=3), _one(policy_version=2, behaviour_logprobs=given)):
+        assert "stale/recorded_gap" not in learner.update([others], current_version=3).metrics
 
 
 def test_turns_of_the_base_are_scored_with_the_adapter_off() -> None:
