@@ -27,7 +27,14 @@ from learner.feed import Feed, FeedStatus, Sealed
 from learner.hints import teaches
 from learner.kafka import KafkaWriter, connect_consumer, connect_writer
 from learner.makeup import IMBALANCE, Limits, MakeUp
-from learner.publish import BaseIdentity, FinishedUpdate, Publisher, settings_hash
+from learner.ppo.staleness import oldest_fresh
+from learner.publish import (
+    BaseIdentity,
+    FinishedUpdate,
+    Publisher,
+    adapter_folder,
+    settings_hash,
+)
 from learner.schedule import Rules, Schedule, Trigger
 from learner.trackers import AccelerateTrackers, NoTrackers, Trackers
 from learner.warming import Warming, WarmStarted, WarmStartHooks
@@ -35,9 +42,9 @@ from learner.window import Candidate, Uses, Window, sample
 from streams import topics
 from streams.clock import Clock, SystemClock
 from streams.contracts import ModelVersion, ScoredSegment, SourceRef, VersionStatus
-from streams.errors import BrokerError, LearnerError, RegistryError, UpdateStoppedError
+from streams.errors import BrokerError, LearnerError, UpdateStoppedError
 from streams.kafka.clients import resolve_bootstrap
-from streams.registry import ArtifactStore, Checkpoint, Registry, verify
+from streams.registry import ArtifactStore, Checkpoint, Registry
 from streams.serde import Codec, build_codec
 from streams.settings import LearnerSettings, Settings
 
@@ -317,20 +324,17 @@ class Learner:
         """The folder with a version's adapter, verified.
 
         Raises:
-            RegistryError: There is no such version.
+            RegistryError: There is no such version, or it belongs to another base model.
             ArtifactError: Its files are missing or damaged.
         """
-        found = self._registry.get(self._settings.policy, version)
-        if found is None or found.adapter_uri is None:
-            raise RegistryError(
-                f"policy {self._settings.policy!r} has no version {version}: its adapter cannot "
-                "be loaded"
-            )
-        return verify(found.adapter_uri, found.adapter_files)
+        return adapter_folder(
+            self._registry, self._settings.policy, version, base=self._trainer.base
+        )
 
     def _drop_stale(self) -> None:
         """Leave out segments by versions more than ``max_version_gap`` behind the current."""
-        self._feed.require_version(self._current_version() - self._settings.max_version_gap)
+        gap = self._settings.max_version_gap
+        self._feed.require_version(oldest_fresh(self._current_version(), max_version_gap=gap))
 
     def _describe(
         self,

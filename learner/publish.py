@@ -300,6 +300,26 @@ def _is_foreign(name: str, next_version: int) -> bool:
     return version > next_version or name.startswith(_ADAPTER)
 
 
+def adapter_folder(registry: Registry, policy: str, version: int, *, base: BaseIdentity) -> Path:
+    """The folder with a version's adapter, verified, for the base model in training.
+
+    Raises:
+        RegistryError: There is no such version, or it belongs to another base model.
+        ArtifactError: Its files are missing or damaged.
+    """
+    found = registry.get(policy, version)
+    if found is None or found.adapter_uri is None:
+        raise RegistryError(
+            f"policy {policy!r} has no version {version}: its adapter cannot be loaded"
+        )
+    if found.base_model_digest != base.model_digest:
+        raise RegistryError(
+            f"version {version} of policy {policy!r} is an adapter for {found.base_model_id}, "
+            "not for the base model in training"
+        )
+    return verify(found.adapter_uri, found.adapter_files)
+
+
 # The gate
 
 

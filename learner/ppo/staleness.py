@@ -2,6 +2,10 @@
 
 The bound eta of AReaL (Fu et al. 2025, arXiv 2505.24298, section 5.1): at no time may more
 trajectories be admitted than would be trained on within eta further updates.
+
+Users do not stop talking when a bound is reached, so here it holds where data are used instead:
+`oldest_fresh` says what is sampled. `admission_limit` is the other side of it, for whoever
+reckons how much may come between updates before some of it is never used.
 """
 
 from __future__ import annotations
@@ -21,9 +25,9 @@ def admission_limit(version: int, *, max_version_gap: int, batch_size: int) -> i
     return (max_version_gap + version + 1) * batch_size
 
 
-def is_fresh(behaviour_version: int, version: int, *, max_version_gap: int) -> bool:
-    """Whether data of `behaviour_version` may still train the policy at `version`."""
-    return version - behaviour_version <= max_version_gap
+def oldest_fresh(version: int, *, max_version_gap: int) -> int:
+    """The oldest version whose data may still train the policy at `version`."""
+    return version - max_version_gap
 
 
-__all__ = ["admission_limit", "is_fresh"]
+__all__ = ["admission_limit", "oldest_fresh"]

@@ -28,6 +28,7 @@ from learner.makeup import MakeUp
 from learner.publish import (
     KL_METRIC,
     UNKNOWN_BEHAVIOUR,
+    adapter_folder,
     event_id,
     sanity_gate,
     uses_digest,
@@ -336,10 +337,7 @@ class Retrain:
 
     def _adapter_of(self, version: int) -> Path:
         """See ``Learner``: of versions that wrote replies without their log-probabilities."""
-        found = self._registry.get(self._job.policy, version)
-        if found is None or found.adapter_uri is None:
-            raise RegistryError(f"policy {self._job.policy!r} has no version {version}")
-        return verify(found.adapter_uri, found.adapter_files)
+        return adapter_folder(self._registry, self._job.policy, version, base=self._trainer.base)
 
     # Publishing
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 import time
@@ -22,7 +23,7 @@ from learner.loop import (
     _Progress,
     run,
 )
-from learner.publish import Publisher, settings_hash
+from learner.publish import BaseIdentity, Publisher, settings_hash
 from learner.trackers import Trackers
 from learner.warming import Warming
 from learner.window import Arrival, Window
@@ -616,6 +617,27 @@ def test_the_trainer_can_load_the_adapter_of_any_version(bench: Bench) -> None:
     assert stored_weights(seen[0]) == bench.adapter(1)
 
 
+def test_an_adapter_for_another_base_model_is_not_taken_for_one_of_ours(bench: Bench) -> None:
+    bench.arrive(*segments(0, 1, 2, 3))
+    bench.run(FakeTrainer())
+    refused: list[str] = []
+
+    class OnAnother(FakeTrainer):
+        @property
+        def base(self) -> BaseIdentity:
+            return dataclasses.replace(super().base, model_digest="f" * 64)
+
+        def train(self, segments: Any, current_version: int, adapter_of: Any, *_: Any) -> None:
+            with pytest.raises(RegistryError, match="is an adapter for fake, not for") as caught:
+                adapter_of(1)
+            refused.append(str(caught.value))
+            bench.stopping.set()
+
+    bench.arrive(*segments(4, 5, 6, 7))
+    bench.run(OnAnother())
+    assert len(refused) == 1
+
+
 def test_a_stop_interrupts_an_update_and_the_next_start_makes_it(
     bench: Bench, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -685,7 +707,9 @@ def test_what_cannot_be_written_is_made_again_by_the_next_start(
 def test_the_window_admits_words_where_the_mode_learns_from_them(
     mode: str, admitted: bool, tmp_path: Path
 ) -> None:
-    learner = LearnerSettings(window_segments=7, window_tokens=9, max_updates_per_segment=2)
+    learner = LearnerSettings(
+        window_segments=7, window_tokens=9, max_updates_per_segment=2, min_sample_size=7
+    )
     settings = Settings(
         data_dir=tmp_path,
         kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"),

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learner.ppo.staleness import admission_limit, is_fresh
+from learner.ppo.staleness import admission_limit, oldest_fresh
 
 
 @pytest.mark.parametrize(("version", "admitted"), [(0, 12), (5, 32)])
@@ -14,11 +14,12 @@ def test_admission_matches_the_oracle(version: int, admitted: int) -> None:
 
 @given(st.integers(0, 50), st.integers(0, 8), st.integers(1, 16))
 def test_whatever_is_admitted_is_trained_within_the_gap(version: int, gap: int, batch: int) -> None:
-    last = admission_limit(version, max_version_gap=gap, batch_size=batch) - 1
-    trained_at = last // batch
-    assert is_fresh(version, trained_at, max_version_gap=gap)
+    limit = admission_limit(version, max_version_gap=gap, batch_size=batch)
+    # The last one admitted is trained on while it is fresh, one more would not be.
+    assert oldest_fresh((limit - 1) // batch, max_version_gap=gap) == version
+    assert oldest_fresh(limit // batch, max_version_gap=gap) > version
 
 
 def test_freshness_ends_beyond_the_gap() -> None:
-    assert is_fresh(3, 7, max_version_gap=4)
-    assert not is_fresh(2, 7, max_version_gap=4)
+    assert oldest_fresh(7, max_version_gap=4) == 3
+    assert oldest_fresh(7, max_version_gap=0) == 7
