@@ -30,7 +30,6 @@ from processors.replay.archived import ArchivedLog, ArchiveReader, cluster_of
 from processors.replay.stages import Stage, build_stage
 from processors.replay.store import PartitionStore
 from processors.reward.agent import RewardTopics
-from processors.runtime.apart import GC_THRESHOLDS
 from processors.runtime.connection import bootstrap_servers
 from processors.runtime.readback import PASSING, record_of
 from processors.runtime.records import Outcome, PartitionProcessor, RawRecord, Record
@@ -54,6 +53,10 @@ APPLIED_BYTES = 16 * 1024 * 1024
 """So many records, or so much, are applied at a time: after each time the processor writes down
 what changed in its state, most of which changes again. What the outputs are does not depend on
 it."""
+
+GC_THRESHOLDS = (500_000, 20, 100)
+"""What is read and not yet applied are some 200,000 objects, in which a live worker's thresholds
+would search for cycles again and again."""
 
 SPARING_S = 0.05
 """With a rate, what may be done in so long is taken at a time: whatever is taken at once is done
@@ -593,6 +596,7 @@ class _KafkaReader:
 
 
 __all__ = [
+    "GC_THRESHOLDS",
     "Against",
     "Job",
     "Progress",

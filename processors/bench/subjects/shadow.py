@@ -15,8 +15,14 @@ from pathlib import Path
 import msgspec
 
 from processors.bench.profile import Profile
-from processors.replay.shadow import Job, Progress, prepare, replay_partition, run
-from processors.runtime.apart import GC_THRESHOLDS
+from processors.replay.shadow import (
+    GC_THRESHOLDS,
+    Job,
+    Progress,
+    prepare,
+    replay_partition,
+    run,
+)
 from streams.settings import Settings, load_settings
 
 BEGUN = "begun"
