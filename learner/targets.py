@@ -182,11 +182,11 @@ def _stale_metrics(
 ) -> dict[str, float]:
     mask, weights = rollout.loss_mask, targets.importance
     missing = mask & ~rollout.known
-    capped = (weights >= settings.importance_weight_cap).float()
     high = settings.clip_coef_high or settings.clip_coef
     uncapped = importance_weights(
         rollout.old_logprobs, rollout.behaviour_logprobs, rollout.known, cap=float("inf")
     )
+    capped = (rollout.known & (uncapped > settings.importance_weight_cap)).float()
     outside = ((uncapped < 1.0 - settings.clip_coef) | (uncapped > 1.0 + high)).float()
     return {
         "stale/importance_weight": float(masked_mean(weights, mask)),

@@ -21,8 +21,8 @@ METRICS: Mapping[str, str] = MappingProxyType(
         "charts/optimizer_step": "Optimizer steps made since training began.",
         "charts/updates": "Updates made since training began, this one included.",
         "charts/SPS": (
-            "Tokens trained on per second of the update, scoring and all epochs included; 0 if it "
-            "took no measurable time."
+            "Tokens trained on per second of the update, scoring and all epochs included (one that "
+            "was stopped early counts whole); 0 if it took no measurable time."
         ),
         "charts/update_s": "Seconds the update took, from the sample drawn to the new weights.",
         "losses/policy_loss": (

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from learner.batch import TrainingSample
 from learner.rollout import Rollout
-from learner.targets import RECORDED_GAP, make_targets, recorded_gap
+from learner.targets import RECORDED_GAP, make_targets, recorded_gap, rollout_metrics
 from streams.settings import LearnerSettings
 from tests.unit.learner.builders import conversation, sample
 
@@ -101,3 +101,16 @@ def test_log_probabilities_of_another_temperature_show() -> None:
     expected = float((at_some - at_one).abs().mean())
     assert recorded_gap(rollout, 0)[RECORDED_GAP] == pytest.approx(expected, abs=1e-5)
     assert expected > 0.1
+
+
+@pytest.mark.parametrize(("cap", "share"), [(1.0, 2 / 9), (1.5, 1 / 9), (0.5, 8 / 9)])
+def test_weights_at_the_cap_that_were_not_cut_do_not_count_as_capped(
+    cap: float, share: float
+) -> None:
+    # Fresh tokens weigh exactly 1, and so does the one of which nothing is known.
+    rollout = _rollout((3, 3, 3, 3), (0.0, 0.0, 0.0, 0.0))
+    rollout.behaviour_logprobs[0, 0] = -1.3
+    rollout.behaviour_logprobs[1, 0] = -1.7
+    settings = PLAIN.model_copy(update={"importance_weight_cap": cap})
+    metrics = rollout_metrics(rollout, make_targets(rollout, settings), settings)
+    assert metrics["stale/capped_share"] == pytest.approx(share, abs=1e-6)
