@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,11 +24,14 @@ from streams.kafka.reading import offset_range
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
+    from streams.kafka.admin import Admin
     from streams.serde import Codec, SchemaStore
     from streams.settings import Settings
 
 GROUP = "clawstream-archive"
 _PORTION = 1_000
+_LOOK_S = 15.0
+"""So often it is looked whether the topics are still the same."""
 _POLL_S = 0.2
 _TIMESTAMP_TYPES = {0: "CreateTime", 1: "CreateTime", 2: "LogAppendTime"}
 
@@ -129,8 +132,9 @@ class Archiver:
             stack.callback(consumer.close)
             try:
                 starts = self._starts(consumer, sources)
-                with self._files(folders, sources, starts) as files:
-                    self._consume(consumer, files, starts, once=once, is_stopping=is_stopping)
+                same = _Same(self._settings, bootstrap, sources)
+                with self._files(folders, sources, starts, same) as files:
+                    self._consume(consumer, files, starts, same, once=once, is_stopping=is_stopping)
             except KafkaException as error:
                 raise BrokerError(f"cannot archive from {bootstrap}: {error}") from error
 
@@ -140,6 +144,7 @@ class Archiver:
         folders: Mapping[str, Path],
         sources: Mapping[str, Source],
         starts: Mapping[Partition, Start],
+        same: _Same,
     ) -> Iterator[dict[Partition, _Rolling]]:
         """What is written to, partition by partition; nothing unfinished is left behind."""
         files = {
@@ -154,6 +159,7 @@ class Archiver:
                 rolling=self._rolling,
                 on_file=self._on_file,
                 clock_s=self._clock_s,
+                same=same,
             )
             for (topic, partition), start in starts.items()
         }
@@ -168,12 +174,14 @@ class Archiver:
         consumer: Consumer,
         files: Mapping[Partition, _Rolling],
         starts: Mapping[Partition, Start],
+        same: _Same,
         *,
         once: bool,
         is_stopping: Callable[[], bool],
     ) -> None:
         from confluent_kafka import TopicPartition
 
+        next_look_s = self._clock_s() + _LOOK_S
         behind = {place for place, start in starts.items() if start.offset < start.high}
         consumer.assign([TopicPartition(*place, starts[place].offset) for place in sorted(starts)])
         while not is_stopping() and not (once and not behind):
@@ -189,6 +197,11 @@ class Archiver:
                 files[place].add(_row(message))
                 if files[place].end >= starts[place].high:
                     behind.discard(place)
+            if self._clock_s() >= next_look_s:
+                # Kafka may be away for a while: the consumer waits, too.
+                with suppress(BrokerError):
+                    same.require(*self._columns)
+                next_look_s = self._clock_s() + _LOOK_S
             for file in files.values():
                 file.roll_if_old()
         for file in files.values():
@@ -258,6 +271,42 @@ class Archiver:
         return Start(offset=low, high=high, aged_out_from=footer.end)
 
 
+class _Same:
+    """Makes sure that topics are those that a run began with.
+
+    A consumer waits in silence for one that was deleted, and goes on in one that was made anew
+    under its name.
+    """
+
+    def __init__(self, settings: Settings, bootstrap: str, sources: Mapping[str, Source]) -> None:
+        self._settings = settings
+        self._bootstrap = bootstrap
+        self._sources = sources
+        self._admin: Admin | None = None
+
+    def require(self, *topics: str) -> None:
+        """Look whether these are still there.
+
+        Raises:
+            TopicError: One is gone, or another one.
+            BrokerError: Kafka does not answer.
+        """
+        ids = self._ids(topics)
+        for topic in topics:
+            if ids.get(topic) != self._sources[topic].topic_id:
+                what = "made anew" if topic in ids else "deleted"
+                raise TopicError(f"{topic} is gone: it was {what} while it was archived")
+
+    def _ids(self, topics: tuple[str, ...]) -> dict[str, str]:
+        from streams.kafka.admin import Admin
+
+        admin = self._admin or Admin(self._settings.kafka, self._bootstrap)
+        self._admin = None
+        ids = admin.topic_ids(tuple(admin.describe(topics)))
+        self._admin = admin  # One that failed is not asked again.
+        return ids
+
+
 class _Rolling:
     """The file of one partition that is being written, and the next one, and so on."""
 
@@ -274,7 +323,9 @@ class _Rolling:
         rolling: Rolling,
         on_file: OnFile,
         clock_s: Callable[[], float],
+        same: _Same,
     ) -> None:
+        self._same = same
         self.end = start.offset
         self._name = FileName(topic, partition, start.offset)
         self._aged_out_from = start.aged_out_from
@@ -316,9 +367,10 @@ class _Rolling:
             self.roll()
 
     def roll(self) -> None:
-        """Finish the file, if there is one, and publish it."""
+        """Finish the file, if there is one, and publish it: all in it is of one topic."""
         if self._writer is None:
             return
+        self._same.require(self._name.topic)
         footer = self._writer.finish(self.end)
         self._store.publish(self._writer.path, self._name)
         self._writer = None

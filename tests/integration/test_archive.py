@@ -392,6 +392,26 @@ def test_a_topic_that_was_made_again_is_not_mixed_with_the_old_one(
     assert len(rig.archived()) == 20
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_a_topic_that_goes_while_it_is_archived_is_named(
+    anew: bool, rig: Rig, create_topics: CreateTopics
+) -> None:
+    rig.produce(20)
+    process = rig.start("run", "--json", "--topic", rig.topic, roll_ms=100)
+    assert process.stdout is not None
+    process.stdout.readline()
+    admin = AdminClient({"bootstrap.servers": rig.bootstrap})
+    admin.delete_topics([rig.topic])[rig.topic].result()
+    if anew:
+        wait_until(lambda: rig.topic not in admin.list_topics(timeout=DEADLINE_S).topics, "its end")
+        create_topics({rig.topic: (PARTITIONS, KEPT)})
+        rig.produce(40)
+    _, err = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 1, err
+    assert f"{rig.topic} is gone: it was " in err or f"{rig.topic} partition" in err
+    assert len(rig.archived()) <= 20
+
+
 def test_a_truncated_file_is_a_clear_error_everywhere(rig: Rig) -> None:
     rig.produce(20)
     rig.archive_once()
