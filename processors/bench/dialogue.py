@@ -53,6 +53,8 @@ _WORDS = (
     "when where which while white whole why window with without word work world would write "
     "wrong year yes yesterday young"
 )
+WORDS = tuple(_WORDS.split())
+"""What texts of benches are made of."""
 _KINDS = (
     (FeedbackKind.THUMB, 60),
     (FeedbackKind.RATING, 15),
@@ -117,7 +119,7 @@ class _Writer:
         self._plan = plan
         self._random = random.Random(plan.seed)
         rng = self._random
-        self._text = " ".join(rng.choices(_WORDS.split(), k=_POOL_WORDS))
+        self._text = " ".join(rng.choices(WORDS, k=_POOL_WORDS))
         self._tokens = tuple(rng.randrange(_VOCABULARY) for _ in range(_POOL_TOKENS))
         self._logprobs = tuple(-rng.expovariate(1.0) for _ in range(_POOL_TOKENS))
         self._kinds = [kind for kind, _ in _KINDS]
@@ -280,4 +282,4 @@ def conversations(plan: DialoguePlan) -> Iterator[Event]:
             yield heapq.heappop(queue).event
 
 
-__all__ = ["DialoguePlan", "Event", "conversations", "talking_for"]
+__all__ = ["WORDS", "DialoguePlan", "Event", "conversations", "talking_for"]

@@ -10,6 +10,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from processors.bench.dialogue import WORDS
 from processors.bench.log import TICK_KEY, LogRecord, Side
 from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.kafka.clients import partition_for
@@ -54,7 +55,8 @@ class SimpleLog:
         self._at_ms = float(begin_ms)
         self._ends: dict[tuple[Side, int], int] = {}
         rng = random.Random(1)
-        self._text = "".join(rng.choices("abcdefghij    ", k=_POOL))
+        # Words, in which the reward's rules find something to read.
+        self._text = " ".join(rng.choices(WORDS, k=_POOL // 4))
         self._replies = 0
 
     @property

@@ -70,7 +70,8 @@ def compare_with_live(folder: Path, settings: Settings) -> Comparison:
     in Kafka, or the archived one.
 
     Raises:
-        ReplayError: It has not run to its end.
+        ReplayError: It has not run to its end, or of a session that was asked for nothing came,
+            here or there.
         ArchiveError: The topic is not in the archive, or a file of it is damaged.
         BrokerError: Kafka does not answer.
         TopicError: The topic is gone.
@@ -80,25 +81,38 @@ def compare_with_live(folder: Path, settings: Settings) -> Comparison:
     codec = build_codec(settings.schema_registry_url)
     record_type = RECORD_TYPES[stage.name]
     clocks = outcomes(folder).clocks
-    with _Made(folder, job, stage) as made:
-        return compare(
+    unseen = set(job.sessions)
+    with _Made(folder, job, stage, unseen) as made:
+        found = compare(
             made,
-            _live(settings, stage, job),
+            _live(settings, stage, job, unseen),
             lambda value: codec.decode(value, record_type),
             from_ms=job.compare_from_ms,
             where=_where(job, clocks, codec),
         )
+    if unseen:
+        # A mistyped id would otherwise pass for one without differences.
+        raise ReplayError(
+            f"no segment of the session {', '.join(sorted(unseen))} came of what was read, and "
+            "none is live: check its id, and that --from and --to hold its end"
+        )
+    return found
 
 
 def _partitions(job: Job) -> list[int]:
     return sorted({item.partition for item in job.ranges})
 
 
-class _Made:
-    """What a replay made (``compare.Here``)."""
+def _session_of(head: Head) -> str:
+    return head.session.partition("/")[2]
 
-    def __init__(self, folder: Path, job: Job, stage: Stage) -> None:
+
+class _Made:
+    """What a replay made (``compare.Here``); takes the sessions it meets out of `unseen`."""
+
+    def __init__(self, folder: Path, job: Job, stage: Stage, unseen: set[str]) -> None:
         self._describe = stage.describe
+        self._unseen = unseen
         self._stores = {p: PartitionStore(store_path(folder, p)) for p in _partitions(job)}
 
     def __enter__(self) -> _Made:
@@ -111,13 +125,18 @@ class _Made:
     def __iter__(self) -> Iterator[Kept]:
         for partition, store in self._stores.items():
             for number, value in store.made():
-                yield Kept(self._describe(value), digest_of(value), partition, number)
+                head = self._describe(value)
+                self._unseen.discard(_session_of(head))
+                yield Kept(head, digest_of(value), partition, number)
 
     def value(self, kept: Kept) -> bytes:
         return self._stores[kept.partition].output(kept.number)
 
 
-def _live(settings: Settings, stage: Stage, job: Job) -> Iterator[tuple[Head, bytes]]:
+def _live(
+    settings: Settings, stage: Stage, job: Job, unseen: set[str]
+) -> Iterator[tuple[Head, bytes]]:
+    """Of the sessions that were asked for; takes those it meets out of `unseen`."""
     sessions = set(job.sessions)
     for value in _live_values(settings, stage.output, job):
         if value is None:
@@ -126,7 +145,8 @@ def _live(settings: Settings, stage: Stage, job: Job) -> Iterator[tuple[Head, by
             head = stage.describe(value)
         except RecordError:
             continue  # A stage of ours does not write such; the topic may be shared.
-        if not sessions or head.session.partition("/")[2] in sessions:
+        if not sessions or _session_of(head) in sessions:
+            unseen.discard(_session_of(head))
             yield head, value
 
 

@@ -168,6 +168,8 @@ def _reads_single_sessions(bench: Shadow) -> None:
     assert found.is_equal, found.examples
     assert {head.session for head, _ in bench.made("two")} == {f"default/{name}" for name in names}
     assert found.equal == came.outputs >= 2
+    with pytest.raises(ReplayError, match="no segment of the session nobody"):
+        bench.replay("mistyped", bench.job(sessions=("talk-3", "nobody")))
 
 
 def _begins_in_the_middle(bench: Shadow) -> None:
