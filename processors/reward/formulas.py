@@ -654,7 +654,7 @@ def _text_signals(
         if similarity is not None:
             details.append((Signal.REPETITION, f"similarity {similarity:.2f}"))
         if history_length == 0:
-            found_here = find(turn.content, step.reply, turns)
+            found_here = find(turn.content, step.reply)
             details.extend((match.signal, f'"{match.quote}"') for match in found_here)
         found.extend(
             TextSignal(

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -24,7 +24,7 @@ from msgspec import Struct
 from rapidfuzz import fuzz
 
 from processors.reward.contrast import asks, corrects
-from processors.reward.needs import START_CHARS, Word, needed, needed_besides
+from processors.reward.gate import Gate
 from processors.reward.rules import (
     QUOTED,
     RULE_SETS,
@@ -59,16 +59,12 @@ class _Compiled:
         script: What a text must have for any rule to match.
         masks: All masks as one.
         patterns: The patterns, in order.
-        besides: Lists of words for each of them: of each list a text must have one to match.
-        always: Numbers of those that have to be tried on every text.
     """
 
     signal: Signal
     script: re.Pattern[str]
     masks: re.Pattern[str]
     patterns: tuple[re.Pattern[str], ...]
-    besides: tuple[tuple[tuple[str, ...], ...], ...]
-    always: tuple[int, ...]
 
 
 # A turn without any such character cannot match; 👍 and 👎 are in the rules of both.
@@ -81,61 +77,18 @@ def _compile(rules: RuleSet) -> _Compiled:
         _SCRIPTS[rules.language],
         re.compile("|".join(f"(?:{mask})" for mask in (QUOTED, *rules.masks))),
         tuple(re.compile(pattern) for pattern in rules.patterns),
-        tuple(map(needed_besides, rules.patterns)),
-        tuple(n for n, pattern in enumerate(rules.patterns) if not needed(pattern)),
     )
 
 
 _COMPILED = tuple(_compile(rules) for rules in RULE_SETS)
-_ALWAYS = tuple(
-    tuple(
-        (number, rules.always)
-        for number, rules in enumerate(_COMPILED)
-        if rules.always and not (is_ascii and RULE_SETS[number].language == "zh")
-    )
-    for is_ascii in (False, True)
+_PLACES = tuple(
+    (number, place)
+    for number, rules in enumerate(RULE_SETS)
+    for place in range(len(rules.patterns))
 )
-"""The patterns to be tried on every text, and on one of ASCII alone."""
+"""Of each pattern, as the gate counts them, its rule set and its place there."""
 
-
-def _by_word() -> dict[Word, tuple[tuple[int, int], ...]]:
-    """Which patterns, by numbers of rule set and pattern, need each word."""
-    found: dict[Word, list[tuple[int, int]]] = {}
-    for number, rules in enumerate(RULE_SETS):
-        for place, pattern in enumerate(rules.patterns):
-            for word in needed(pattern):
-                found.setdefault(word, []).append((number, place))
-    return {word: tuple(places) for word, places in found.items()}
-
-
-Looked = tuple[tuple[str, tuple[tuple[int, int], ...]], ...]
-"""Words, each with the patterns that need it."""
-
-
-def _grouped(key_of: Callable[[Word], str | None]) -> dict[str, Looked]:
-    """The words for which there is a key, by that key."""
-    found: dict[str, list[tuple[str, tuple[tuple[int, int], ...]]]] = {}
-    for word, places in sorted(_by_word().items(), key=lambda pair: pair[0].text):
-        key = key_of(word)
-        if key is not None:
-            found.setdefault(key, []).append((word.text, places))
-    return {key: tuple(words) for key, words in found.items()}
-
-
-def _chinese(word: Word) -> str | None:
-    """A word's first character that is not in ASCII."""
-    return next((c for c in word.text if not c.isascii()), None)
-
-
-def _anywhere(word: Word) -> str | None:
-    return "" if word.start is None and word.text.isascii() else None
-
-
-_STARTS = _grouped(lambda word: word.start if word.text.isascii() else None)
-_CHARACTERS = _grouped(_chinese)
-_ANYWHERE = _grouped(_anywhere)[""]
-_KNOWN_STARTS = frozenset(_STARTS)
-_KNOWN_CHARACTERS = frozenset(_CHARACTERS)
+_GATE = Gate([pattern for rules in RULE_SETS for pattern in rules.patterns])
 
 _SIMPLIFIED = str.maketrans(
     "對錯謝請這問說還為樣決幫個時後讓沒會過結題寫來嗎麼應該給從啦咯囉",
@@ -171,7 +124,7 @@ def _normalise(text: str) -> str:
     return _SPACE_BESIDE_CHINESE.sub("", spaced)[:MAX_CHARS]
 
 
-def find(text: str, reply: str = "", turns: Turns | None = None) -> tuple[Match, ...]:
+def find(text: str, reply: str = "") -> tuple[Match, ...]:
     """The signals that ``text`` gives by its words, at most one of each kind.
 
     A turn that corrects does not confirm: "thanks, but that's wrong" is a correction only. What
@@ -181,13 +134,12 @@ def find(text: str, reply: str = "", turns: Turns | None = None) -> tuple[Match,
     Args:
         text: The turn.
         reply: The reply right before it; empty if it is not known.
-        turns: What is known of the turns of its segment.
 
     Returns:
         Matches in the order of ``RULE_SETS``; repetition is never among them.
     """
     normalised = normalise(text)[:MAX_RULE_CHARS]
-    possible = _possible(normalised, _rule_tokens(text, normalised, turns))
+    possible = _possible(normalised)
     found: dict[Signal, Match] = {}
     for number in sorted(possible):
         rules = _COMPILED[number]
@@ -215,34 +167,12 @@ _ANSWER = re.compile(
 """How an answer begins where the reply asked something: the "no" in it corrects nothing."""
 
 
-def _rule_tokens(text: str, normalised: str, turns: Turns | None) -> Sequence[str]:
-    """The tokens of what the rules read of ``text``, and maybe more."""
-    if turns is not None and len(text) <= MAX_RULE_CHARS and _is_plain(text):
-        # They are known from comparing it with earlier turns.
-        tokens = turns[text].tokens
-        if len(tokens) < MAX_TOKENS:
-            return tokens
-    return _ASCII_TOKEN.findall(normalised)
-
-
-def _possible(text: str, tokens: Iterable[str]) -> dict[int, set[int]]:
-    """The patterns of each rule set that may match ``text``, as their words stand in it.
-
-    Args:
-        text: What the rules read.
-        tokens: Its runs of a to z and 0 to 9, in any order, each as often as one likes.
-    """
-    is_ascii = text.isascii()
-    starts = {token[:START_CHARS] for token in tokens}
-    words = [_ANYWHERE, *(_STARTS[start] for start in _KNOWN_STARTS.intersection(starts))]
-    if not is_ascii:
-        words += [_CHARACTERS[c] for c in _KNOWN_CHARACTERS.intersection(text)]
-    found = {number: set(places) for number, places in _ALWAYS[is_ascii]}
-    for looked in words:
-        for word, needing in looked:
-            if word in text:
-                for number, place in needing:
-                    found.setdefault(number, set()).add(place)
+def _possible(text: str) -> dict[int, list[int]]:
+    """The patterns of each rule set that may match ``text``, as ``normalise`` made it."""
+    found: dict[int, list[int]] = {}
+    for index in _GATE.possible(text):
+        number, place = _PLACES[index]
+        found.setdefault(number, []).append(place)
     return found
 
 
@@ -252,25 +182,13 @@ def _first(rules: _Compiled, text: str, places: Iterable[int]) -> re.Match[str] 
     Most texts match nothing: they are not even masked unless a pattern matches as they are.
     """
     patterns = [
-        rules.patterns[place]
-        for place in sorted(places)
-        if _may_match(text, rules.besides[place]) and rules.patterns[place].search(text) is not None
+        rules.patterns[place] for place in places if rules.patterns[place].search(text) is not None
     ]
     if not patterns:
         return None
     masked = rules.masks.sub(" ~ ", text)
     hits = (pattern.search(masked) for pattern in patterns)
     return min((hit for hit in hits if hit is not None), key=lambda hit: hit.start(), default=None)
-
-
-def _may_match(text: str, besides: Iterable[Iterable[str]]) -> bool:
-    for words in besides:
-        for word in words:
-            if word in text:
-                break
-        else:
-            return False
-    return True
 
 
 def _quote(words: str) -> str:
@@ -297,7 +215,6 @@ def tool_error(text: str) -> str | None:
     return None if hit is None else _quote(_SPACE.sub(" ", hit.group()))
 
 
-_ASCII_TOKEN = re.compile("[a-z0-9]+")
 _TOKEN = re.compile(r"[一-鿿]|[^\W_一-鿿]+")
 EDGE_CHARS = 120
 _DIGITS = re.compile(r"\d+")
