@@ -10,14 +10,14 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import faust
 
 from processors.runtime.apart import GC_THRESHOLDS, apart
 from processors.runtime.spec import WorkerSpec
 from processors.runtime.topics import Cluster, check_cluster
-from processors.runtime.worker import BatchWorker
+from processors.runtime.worker import BatchApp, BatchWorker
 from streams.errors import ClawstreamError
 from streams.kafka.clients import resolve_bootstrap
 from streams.metrics import ProcessorMetrics
@@ -37,12 +37,13 @@ class BoundedWorker(faust.Worker):
     """Ends within ``STOP_LIMIT_S``, whatever Kafka does not answer.
 
     Everything that counts is in committed transactions; an end that is cut short is as safe
-    as a kill.
+    as a kill. Where nothing had been begun it is no failure either: the client ends a join only
+    when Kafka answers it, which takes as long as other members need.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._limit = threading.Timer(STOP_LIMIT_S, _end_at_once)
+        self._limit = threading.Timer(STOP_LIMIT_S, self._end_at_once)
         self._limit.daemon = True
 
     async def stop(self) -> None:
@@ -54,11 +55,10 @@ class BoundedWorker(faust.Worker):
         """It ended in time."""
         self._limit.cancel()
 
-
-def _end_at_once() -> None:
-    logger.error("stopping took more than %.0f s: is Kafka down? Ended now", STOP_LIMIT_S)
-    logging.shutdown()
-    os._exit(1)
+    def _end_at_once(self) -> None:
+        logger.error("stopping took more than %.0f s: is Kafka down? Ended now", STOP_LIMIT_S)
+        logging.shutdown()
+        os._exit(1 if cast(BatchApp, self.app).worker.had_partitions else 0)
 
 
 def run_worker(

@@ -127,6 +127,11 @@ class BatchWorker:
         )
         self.app = self._build_app()
 
+    @property
+    def had_partitions(self) -> bool:
+        """Whether it ever took partitions over, so that there may be something to finish."""
+        return self._announced or bool(self._runners)
+
     # What the consumer asks (batches.Owner)
 
     def applied_offset(self, topic: str, partition: int) -> int | None:
