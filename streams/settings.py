@@ -286,6 +286,10 @@ Tracker = Literal[
 """Tools for curves that accelerate knows, by its names."""
 
 
+Mode = Literal["ppo", "grpo", "opd", "hybrid"]
+"""Where advantages come from (docs/learning.md)."""
+
+
 class LearnerSettings(Section):
     """Window, schedule and update of the learner (DESIGN §6).
 
@@ -298,7 +302,7 @@ class LearnerSettings(Section):
     """
 
     policy: str = "default"
-    mode: Literal["ppo", "grpo", "opd", "hybrid"] = "ppo"
+    mode: Mode = "ppo"
     hybrid_ppo_weight: NonNegativeFloat = 0.0
     hybrid_grpo_weight: NonNegativeFloat = 1.0
     hybrid_opd_weight: NonNegativeFloat = 1.0

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import typer
 
 from learner.bench.chosen import chosen
 from streams.cli.common import settings_of, terminable
 from streams.errors import SettingsError
+from streams.settings import Mode
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +31,7 @@ def learning(
     updates: int | None = typer.Option(
         None, "--updates", min=2, help="Of each subject; of sparse three times as many."
     ),
-    mode: Literal["ppo", "grpo", "opd", "hybrid"] = typer.Option(
+    mode: Mode = typer.Option(
         "ppo", "--mode", help="Of our learner; in opd and hybrid users also say what they want."
     ),
     base: str | None = typer.Option(None, "--base", help="Another base model, as model.base."),
@@ -56,15 +57,15 @@ def learning(
         LearningPlan,
         run,
     )
-    from learner.bench.preset import FIRST_LAYER, RIVALS, SUBJECTS
+    from learner.bench.preset import FIRST_LAYER, HINTED_MODES, RIVALS, SUBJECTS
     from learner.model import SMOLLM2, TINY
     from streams.bench.screen import require_writable, write_json
 
     known = [name for name in SUBJECTS if not (quick and name in RIVALS)]
-    if mode in ("opd", "hybrid"):
+    if mode in HINTED_MODES:
         known.remove("shuffled")
     picked = chosen(subjects, SUBJECTS, known)
-    if "shuffled" in picked and "shuffled" not in known:
+    if mode in HINTED_MODES and "shuffled" in picked:
         raise SettingsError(
             f"shuffled is no control in mode {mode}: the words teach, whoever says them; "
             "name other --subjects"

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from learner.bench.pipeline import DryPipeline
 from learner.bench.preset import (
     MAX_NEW_TOKENS,
@@ -178,15 +180,7 @@ def turns_of(
     talk: Talk, base: BaseModel, version: int, hint: str | None = None
 ) -> list[DialogueTurn]:
     """Question, reply and, if there is one, the hint after it, as the gateway would write them."""
-    question = DialogueTurn(
-        event_id=f"{talk.name}-u",
-        session_id=talk.name,
-        turn_id=f"{talk.name}-u",
-        role=Role.USER,
-        content=talk.prompt,
-        event_time=talk.at_ms,
-        source="bench",
-    )
+    question = _said(talk, "u", talk.prompt, talk.at_ms)
     reply = DialogueTurn(
         event_id=f"{talk.name}-a",
         session_id=talk.name,
@@ -208,18 +202,21 @@ def turns_of(
     )
     if hint is None:
         return [question, reply]
-    said = DialogueTurn(
-        event_id=f"{talk.name}-h",
+    said = _said(talk, "h", hint, talk.at_ms + _HINT_MS)
+    return [question, reply, replace(said, parent_turn_id=reply.turn_id, session_done=True)]
+
+
+def _said(talk: Talk, name: str, content: str, at_ms: int) -> DialogueTurn:
+    """A turn of the user."""
+    return DialogueTurn(
+        event_id=f"{talk.name}-{name}",
         session_id=talk.name,
-        turn_id=f"{talk.name}-h",
-        parent_turn_id=reply.turn_id,
+        turn_id=f"{talk.name}-{name}",
         role=Role.USER,
-        content=hint,
-        event_time=talk.at_ms + _HINT_MS,
+        content=content,
+        event_time=at_ms,
         source="bench",
-        session_done=True,
     )
-    return [question, reply, said]
 
 
 def thumb_of(talk: Talk, opinion: Opinion, at_ms: int) -> FeedbackEvent:

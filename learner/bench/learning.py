@@ -23,7 +23,6 @@ from learner.bench.preset import (
     SPARSE_ROUNDS,
     SUBJECTS,
     Job,
-    Mode,
     Round,
     Subject,
 )
@@ -33,7 +32,7 @@ from streams.bench.environment import OnStep
 from streams.bench.machine import describe_machine
 from streams.bench.report import Report
 from streams.errors import BenchError
-from streams.settings import Settings
+from streams.settings import Mode, Settings
 
 SEEDS, UPDATES = 3, 8
 QUICK_SEEDS, QUICK_UPDATES = 1, 6

@@ -14,7 +14,7 @@ from learner.bench.sampling import Draws
 from learner.bench.users import Condition
 from learner.model import BaseModel
 from streams.demo.users import TASTES, Taste
-from streams.settings import AlignSettings, LearnerSettings, ModelSettings, RewardSettings
+from streams.settings import AlignSettings, LearnerSettings, Mode, ModelSettings, RewardSettings
 
 Subject = Literal[
     "clean", "flipped20", "sparse", "late", "frozen", "shuffled", "trl_grpo", "trl_ppo"
@@ -48,7 +48,8 @@ SPARSE_ROUNDS = 3
 """How many times as many updates are made where feedback is sparse: each comes after fewer
 ratings, five of 24."""
 
-Mode = Literal["ppo", "grpo", "opd", "hybrid"]
+HINTED_MODES: tuple[Mode, ...] = ("opd", "hybrid")
+"""Where words teach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,8 +62,8 @@ class Job:
         updates: How many.
         replies: Before each update.
         base: The base model, as ``model.base``.
-        mode: Of our learner. Where words teach (``opd``, ``hybrid``), users who dislike a reply
-            say in words what they would rather have had.
+        mode: Of our learner. In `HINTED_MODES` users who dislike a reply say in words what they
+            would rather have had.
         data_dir: Where converted models are.
         first_layer: The first that has an adapter.
         threads: Of torch.
@@ -90,7 +91,7 @@ class Job:
     @property
     def hints(self) -> bool:
         """Whether users say what they would rather have had."""
-        return self.mode in ("opd", "hybrid")
+        return self.mode in HINTED_MODES
 
     @property
     def minibatch(self) -> int:

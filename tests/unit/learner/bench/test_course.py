@@ -17,7 +17,6 @@ from learner.bench.figures import rise
 from learner.bench.pipeline import DryPipeline
 from learner.bench.preset import (
     Job,
-    Mode,
     Round,
     Subject,
     align_settings,
@@ -32,6 +31,7 @@ from learner.model import BaseModel, load_base
 from streams.contracts import DialogueTurn, FeedbackEvent
 from streams.demo.users import Taste
 from streams.serde import build_codec
+from streams.settings import Mode
 
 RISING_OR_NOT: tuple[Subject, ...] = ("clean", "shuffled")
 
