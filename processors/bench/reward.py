@@ -4,7 +4,8 @@
 the reward's, one after the other, each as users run it. From the first record a worker is handed
 until all it makes is visible to a ``read_committed`` reader. *Live*: segments are published at the
 rate at which so many turns a second close, and the time is taken from a segment's confirmation by
-Kafka until the scored one is visible.
+Kafka until the scored one is visible. Some are published before the clock starts: what a producer
+waits for at its first record would else send the first second's segments all at once.
 
 The judge has no part in this: it stands beside the stream.
 """
@@ -53,6 +54,8 @@ LIMIT_S = 3_600.0
 SHARES = (("p50", 0.50), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 TALKING = 1_000
 RECORDS_PER_S = 1_000.0
+FIRST_SEGMENTS = 100
+"""Published before the clock starts, and not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,10 +249,11 @@ class _Bench:
             worker.wait_event(READY, READY_S)
             published = self._publish(stage.segments, segments)
             deadline = time.monotonic() + READY_S
-            while len(reader.seen) < len(published):
+            wanted = FIRST_SEGMENTS + len(published)
+            while len(reader.seen) < wanted:
                 worker.check_alive()
                 if time.monotonic() > deadline:
-                    raise worker.failure(f"scored {len(reader.seen)} of {len(published)}")
+                    raise worker.failure(f"scored {len(reader.seen)} of {wanted}")
                 time.sleep(0.05)
         return _delays(published, reader.seen)
 
@@ -262,15 +266,19 @@ class _Bench:
         plan = self.plan
         every_s = plan.turns / plan.turns_per_s
         wanted = int(plan.seconds / every_s)
-        if wanted > len(segments):
+        first, chosen = segments[:FIRST_SEGMENTS], segments[FIRST_SEGMENTS:][:wanted]
+        if wanted > len(chosen):
             raise BenchError(
-                f"{plan.seconds:g} s at this rate need {wanted} segments, the log has "
-                f"{len(segments)}: raise --sessions or lower --seconds"
+                f"{plan.seconds:g} s at this rate need {FIRST_SEGMENTS + wanted} segments, the log "
+                f"has {len(segments)}: raise --sessions or lower --seconds"
             )
         codec = build_codec()
-        chosen = segments[:wanted]
         names = [codec.decode(value, TrajectorySegment).segment_id for _, value in chosen]
         producer = make_producer(self.settings.kafka, self.bootstrap, overrides={"linger.ms": 0})
+        for key, value in first:
+            producer.produce(topic, key=key, value=value)
+        if producer.flush(READY_S):
+            raise BenchError(f"Kafka did not confirm the first {FIRST_SEGMENTS} segments")
         confirmed: dict[str, float] = {}
         late_s, began_s = 0.0, time.monotonic()
         for number, (name, (key, value)) in enumerate(zip(names, chosen, strict=True)):
