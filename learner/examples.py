@@ -20,6 +20,7 @@ from typing import Any
 
 from streams.contracts import Role
 from streams.errors import TrainingFileError
+from streams.foreign import lone_half
 
 _KEYS = frozenset({"id", "messages", "chosen", "rejected", "reply"})
 _MESSAGE_KEYS = frozenset({"role", "content"})
@@ -158,12 +159,10 @@ def _text(value: dict[str, Any], key: str) -> str:
 
 
 def _require_utf8(what: str, text: str) -> None:
-    """JSON can name half of a surrogate pair, which is no character and has no tokens."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        half = text[error.start]
-        raise _WrongError(f"{what} has {half!r}, half of a surrogate pair") from None
+    """Half of a surrogate pair is no character and has no tokens."""
+    half = lone_half(text)
+    if half is not None:
+        raise _WrongError(f"{what} has {half!r}, half of a surrogate pair")
 
 
 __all__ = ["Example", "ExampleFile", "read_examples"]

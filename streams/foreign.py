@@ -16,6 +16,15 @@ def finite_number(value: Any) -> float | None:
         return None
 
 
+def lone_half(text: str) -> str | None:
+    """The first half of a surrogate pair in ``text``: JSON can name one, UTF-8 has none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return text[error.start]
+    return None
+
+
 def writable(text: str) -> str:
     """Text whose characters are whole: a half that lost its other half cannot be written."""
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

@@ -18,6 +18,7 @@ from typing import Any
 
 from streams.contracts import FeedbackEvent, FeedbackKind
 from streams.errors import ImportFormatError, InvalidRecordError, RecordError
+from streams.foreign import lone_half
 from streams.serde.validation import validate
 
 NAME_ATTRIBUTE = "outcome"
@@ -125,10 +126,8 @@ def _optional(given: Mapping[str, Any], key: str) -> str | None:
     if not isinstance(value, (str, int)) or isinstance(value, bool):
         raise InvalidRecordError(f"{key}: must be text, not {value!r:.80}")
     text = str(value).strip()
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRecordError(f"{key}: {value!r:.80} cannot be written as UTF-8") from None
+    if lone_half(text) is not None:
+        raise InvalidRecordError(f"{key}: {value!r:.80} cannot be written as UTF-8")
     return text
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from processors.reward import signals
 from processors.reward.agent import STAGE, RewardProcessor, RewardTopics
 from processors.reward.plugins import load
 from processors.runtime.spec import WorkerSpec
@@ -44,6 +45,8 @@ def build_spec(
         room = cluster.room(
             settings.kafka.max_message_bytes, names.scored, names.reviews, names.dead_letters
         )
+        if settings.reward.text_signals:
+            signals.prepare()
         return RewardProcessor(settings.reward, codec, metrics, room, names, plugins)
 
     return WorkerSpec(

@@ -29,42 +29,67 @@ _FLAGS = hyperscan.HS_FLAG_UTF8 | hyperscan.HS_FLAG_SINGLEMATCH | hyperscan.HS_F
 class Gate:
     """Regular expressions, each known by its number. For use by any number of threads.
 
-    Compiling three hundred takes one to two seconds of processor time and keeps 2 MB.
+    Compiling three hundred takes one to two seconds of processor time and keeps 2 MB, so it is
+    done when a text is first looked at, or before by ``prepare``.
 
     Args:
         patterns: As Python reads them, without flags.
-
-    Raises:
-        hyperscan.error: One is not taken even when it is loosened.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
-        self._database = hyperscan.Database()
-        self._database.compile(
-            expressions=[loosened(pattern).encode() for pattern in patterns],
-            ids=list(range(len(patterns))),
-            elements=len(patterns),
-            flags=[_FLAGS] * len(patterns),
-        )
+        self._patterns = tuple(patterns)
+        self._compiled: hyperscan.Database | None = None
+        self._compiling = threading.Lock()
         self._of_thread = threading.local()
 
+    def prepare(self) -> None:
+        """Compile now, unless it has been done.
+
+        Raises:
+            hyperscan.error: A pattern is not taken even when it is loosened.
+        """
+        self._database()
+
     def possible(self, text: str) -> list[int]:
-        """The numbers of all that match somewhere in ``text`` and of some that do not, in order."""
+        """The numbers of all that match somewhere in ``text`` and of some that do not, in order.
+
+        Raises:
+            hyperscan.error: As ``prepare``.
+        """
         plain = text if text.isascii() else _HALF_PAIR.sub("\ufffd", text)
         found: list[int] = []
 
         def note(number: int, *_: object) -> None:
             found.append(number)
 
-        self._database.scan(plain.encode(), match_event_handler=note, scratch=self._scratch())
+        database = self._database()
+        database.scan(plain.encode(), match_event_handler=note, scratch=self._scratch(database))
         return sorted(found)
 
-    def _scratch(self) -> hyperscan.Scratch:
+    def _database(self) -> hyperscan.Database:
+        if self._compiled is None:
+            with self._compiling:
+                if self._compiled is None:
+                    self._compiled = _compile(self._patterns)
+        return self._compiled
+
+    def _scratch(self, database: hyperscan.Database) -> hyperscan.Scratch:
         """What a pass writes in; two at a time must not share it."""
         if not hasattr(self._of_thread, "scratch"):
-            self._of_thread.scratch = hyperscan.Scratch(self._database)
+            self._of_thread.scratch = hyperscan.Scratch(database)
         scratch: hyperscan.Scratch = self._of_thread.scratch
         return scratch
+
+
+def _compile(patterns: Sequence[str]) -> hyperscan.Database:
+    database = hyperscan.Database()
+    database.compile(
+        expressions=[loosened(pattern).encode() for pattern in patterns],
+        ids=list(range(len(patterns))),
+        elements=len(patterns),
+        flags=[_FLAGS] * len(patterns),
+    )
+    return database
 
 
 def loosened(pattern: str) -> str:

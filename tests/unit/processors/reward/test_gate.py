@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import hyperscan
@@ -11,9 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from processors.reward import signals
+from processors.reward.agent import STAGE
+from processors.reward.app import build_spec
 from processors.reward.gate import Gate, loosened
 from processors.reward.rules import RULE_SETS
 from processors.reward.signals import MAX_RULE_CHARS, normalise
+from processors.runtime.topics import Cluster
+from streams.metrics import ProcessorMetrics
+from streams.settings import RewardSettings, Settings
 from tests.unit.processors.reward.labelled import load
 from tests.unit.processors.reward.test_signals import CHINESE, ENGLISH
 
@@ -92,4 +99,33 @@ def test_threads_do_not_get_in_each_other_s_way() -> None:
 
 def test_a_rule_that_cannot_be_looked_for_is_refused() -> None:
     with pytest.raises(hyperscan.error):
-        Gate([r"(a)\1"])
+        Gate([r"(a)\1"]).prepare()
+
+
+IMPORTS_ONLY = """
+import hyperscan
+hyperscan.Database = None
+import processors.reward.__main__
+from processors.reward import app, signals
+print(signals._GATE._compiled)
+"""
+
+
+def test_importing_the_worker_compiles_nothing() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS_ONLY], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "None\n"), done.stderr
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_rules_are_compiled_for_a_partition_before_its_first_segment(
+    reads: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(["wrong"])
+    monkeypatch.setattr(signals, "_GATE", gate)
+    settings = Settings(reward=RewardSettings(text_signals=reads))
+    spec = build_spec(settings, ProcessorMetrics(STAGE))
+    assert gate._compiled is None
+    spec.make_processor(0, Cluster(1, dict.fromkeys(spec.outputs, 1_000_000)))
+    assert (gate._compiled is not None) is reads
