@@ -55,6 +55,10 @@ PLUGINS_ATTRIBUTE = "plugins"
 PLUGIN_ERRORS_ATTRIBUTE = "plugin_errors"
 """Attribute of a scored segment: the plugins that failed at one of its steps."""
 
+MAX_TURNS_BETWEEN = 50
+"""Repetition is looked for in so many of the user's turns after a reply, of so many of those before
+it: with a decay of 0.9 half a percent of the points would be left further away."""
+
 FAILED_PLUGIN = "plugin failed, "
 """How a reason about a plugin that failed begins."""
 
@@ -544,9 +548,10 @@ def contexts(
     result: list[StepContext] = []
     asked: tuple[str, ...] = ()
     turns = Turns()
+    following = _later_user_turns(segment.steps)
     for index, step in enumerate(segment.steps):
-        asked = _asked(step.context) or asked
-        later = _later_user_turns(segment.steps, index)
+        asked = _asked(step.context)[-MAX_TURNS_BETWEEN:] or asked
+        later = following[index]
         signals = (
             _text_signals(step, asked, later, settings, turns) if settings.text_signals else ()
         )
@@ -581,17 +586,28 @@ def _asked(context: Sequence[Message]) -> tuple[str, ...]:
     return tuple(asked)
 
 
-def _later_user_turns(steps: Sequence[Step], index: int) -> tuple[Message, ...]:
-    turns: dict[str, Message] = {}
-    candidates = [
-        steps[index].next_user_turn,
-        *(message for step in steps[index + 1 :] for message in step.context),
-        steps[-1].next_user_turn,
-    ]
-    for message in candidates:
+def _later_user_turns(steps: Sequence[Step]) -> list[tuple[Message, ...]]:
+    """Of each step the user's turns after it, as far as the segment shows them, each once."""
+    found: list[tuple[Message, ...]] = []
+    later = _users(steps[-1].next_user_turn) if steps else {}
+    # From the end, as what follows a step is what follows the next one and a little more.
+    for step in reversed(steps):
+        found.append(tuple(_before(_users(step.next_user_turn), later).values()))
+        later = _before(_users(*step.context), later)
+    return found[::-1]
+
+
+def _users(*messages: Message | None) -> dict[str, Message]:
+    users: dict[str, Message] = {}
+    for message in messages:
         if message is not None and message.role is Role.USER:
-            turns.setdefault(message.turn_id, message)
-    return tuple(turns.values())
+            users.setdefault(message.turn_id, message)
+    return users
+
+
+def _before(first: dict[str, Message], then: dict[str, Message]) -> dict[str, Message]:
+    """Both in this order; of a turn that is in both, the first."""
+    return first | then | first
 
 
 def _plugged(
@@ -648,7 +664,7 @@ def _text_signals(
     repetition is about the reply that answered the same before, however many turns ago.
     """
     found: list[TextSignal] = []
-    for history_length, turn in enumerate(later):
+    for history_length, turn in enumerate(later[: MAX_TURNS_BETWEEN + 1]):
         similarity = repeats(turn.content, asked, settings.repetition_similarity, turns)
         details: list[tuple[Signal, str]] = []
         if similarity is not None:

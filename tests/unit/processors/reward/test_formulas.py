@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from processors.reward import formulas
 from processors.reward.formulas import (
     COMPONENTS,
     FORMULA_ID,
+    MAX_TURNS_BETWEEN,
     Credibility,
     composite,
     config_hash,
+    contexts,
     read,
     score_segment,
 )
+from processors.reward.signals import repeats
 from streams.contracts import (
     FeedbackKind,
     Message,
@@ -332,6 +337,47 @@ def test_the_next_turns_words_score_the_reply() -> None:
     assert value_of(wrong, "implicit") == -1.0
     assert right.reward == pytest.approx(0.15)
     assert any('confirmation in turn u1 ("thanks")' in line for line in right.reasons)
+
+
+@pytest.mark.parametrize(("between", "charged"), [(50, True), (51, False)])
+def test_a_repetition_is_looked_for_in_so_many_turns(between: int, charged: bool) -> None:
+    fillers = [f"{'abcdefgh'[n % 8]}{'ijklmnop'[n // 8]} is what I see" for n in range(between)]
+    question = "How do I reset my password?"
+    rewards = score_segment(conversation(question, *fillers, question), SETTINGS).rewards
+    assert any("repetition" in line for line in rewards[0].reasons) is charged
+
+
+def test_comparing_turns_takes_no_longer_the_longer_a_segment_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compared = 0
+
+    def counting(text: str, earlier: Sequence[str], *more: Any) -> float | None:
+        nonlocal compared
+        compared += len(earlier)
+        return repeats(text, earlier, *more)
+
+    monkeypatch.setattr(formulas, "repeats", counting)
+    score_segment(conversation(*(f"question {n}" for n in range(501))), SETTINGS)
+    assert 500 <= compared <= 500 * (MAX_TURNS_BETWEEN + 1)
+    compared = 0
+    asked = tuple(said(f"u{n}", f"question {n}") for n in range(500))
+    told = tuple(said(f"v{n}", f"answer {n}") for n in range(500))
+    score_segment(segment([reply("a", context=asked), reply("b", context=told)]), SETTINGS)
+    assert 0 < compared <= MAX_TURNS_BETWEEN * (MAX_TURNS_BETWEEN + 1)
+
+
+def test_what_follows_a_reply_is_each_turn_once() -> None:
+    steps = [
+        reply("a1", context=(said("u1", "one"),), next_user_turn=said("u2", "two")),
+        reply("a2", context=(said("u2", "two, again"), said("u3", "three"))),
+        reply("a3", context=(said("u3", "three, again"),), next_user_turn=said("u4", "four")),
+    ]
+    seen = [
+        [turn.content for turn in context.later_user_turns]
+        for context in contexts(segment(steps), SETTINGS, {}, {})
+    ]
+    assert seen == [["two", "three", "four"], ["three, again", "four"], ["four"]]
 
 
 def test_a_repetition_is_charged_to_the_reply_that_had_answered_it() -> None:
