@@ -250,6 +250,9 @@ MIN_CONTENT = 4
 """Weight of content below which nothing is a repetition: a word is 2, a Chinese character 1."""
 
 MAX_TOKENS = 256
+MAX_SLIPS = 4
+"""More words that the other turn lacks are no slips of the pen, however similar to its words."""
+
 SAME_WORD = 0.8
 """Similarity from which two words are one, misspelt or in another form."""
 
@@ -383,6 +386,8 @@ def _apart(mine: frozenset[str], theirs: frozenset[str]) -> bool:
 def _lacking(content: _Content, other: _Content) -> bool:
     """Whether a token has no counterpart in the other turn; numbers must be equal."""
     missing = content.words - other.words
+    if len(missing) > MAX_SLIPS:
+        return True
     return any(not _has_counterpart(token, other.words) for token in missing)
 
 

@@ -254,6 +254,18 @@ def test_repetition(text: str, earlier: str, repeated: bool) -> None:
     assert (repeats(earlier, [text], 0.8) is not None) is repeated
 
 
+@pytest.mark.parametrize(
+    ("text", "again"),
+    [
+        ("Which mountan railway betwen Zurch and Geneva accept bicycles during winter", True),
+        ("Which mountan railway betwen Zurch and Genva accept bicycles during winter", False),
+    ],
+)
+def test_a_few_words_of_a_question_may_be_misspelt(text: str, again: bool) -> None:
+    earlier = "Which mountain railways between Zurich and Geneva accept bicycles during winter"
+    assert (repeats(text, [earlier], 0.8) is not None) is again
+
+
 def test_repetition_takes_the_closest_of_the_earlier_turns() -> None:
     earlier = ["What is the weather like?", "how to sort a python list", "sort a python list"]
     assert repeats("Sort a Python list", earlier, 0.8) == 1.0
