@@ -1,6 +1,7 @@
 """The reward state's changelog records: MessagePack behind a byte that says what it is.
 
-A user's key is (policy, key), an entry of the crowd has (policy, kind, name).
+A user's note has the key (policy, "segment", key, segment id), an entry of the crowd (policy, kind,
+name). Earlier versions wrote a user's whole history under (policy, key).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from processors.reward.crowd import (
     Templates,
     Words,
 )
-from processors.reward.machine import StateEntry, StateKey, UserHistory, UserKey
+from processors.reward.machine import StateEntry, StateKey
+from processors.reward.users import Note, NoteKey, UserHistory, UserKey
 from streams.errors import StateError
 
 FORMATS: dict[int, type[StateEntry]] = {
@@ -29,6 +31,7 @@ FORMATS: dict[int, type[StateEntry]] = {
     5: Echo,
     6: Words,
     7: Templates,
+    8: Note,
 }
 """What an entry is, by its first byte; a reader refuses a byte it does not know."""
 
@@ -37,10 +40,13 @@ _ENTRIES: dict[int, msgspec.msgpack.Decoder[Any]] = {
     number: msgspec.msgpack.Decoder(kind) for number, kind in FORMATS.items()
 }
 _KEY = msgspec.msgpack.Decoder(tuple[str, ...])
+_NOTE = "segment"
 
 
 def encode_key(key: StateKey) -> bytes:
     """The record key of ``key``."""
+    if isinstance(key, NoteKey):
+        return msgspec.msgpack.encode((key.policy, _NOTE, key.key, key.segment_id))
     if isinstance(key, UserKey):
         return msgspec.msgpack.encode((key.policy, key.key))
     return msgspec.msgpack.encode((key.policy, key.kind, key.name))
@@ -60,7 +66,9 @@ def decode_key(data: bytes) -> StateKey:
         return UserKey(*parts)
     if len(parts) == 3:
         return CrowdKey(*parts)
-    raise StateError(f"reward state: a key cannot be read: it has {len(parts)} parts")
+    if len(parts) == 4 and parts[1] == _NOTE:
+        return NoteKey(parts[0], parts[2], parts[3])
+    raise StateError(f"reward state: a key cannot be read: it is of none of the kinds: {parts}")
 
 
 def encode_entry(entry: StateEntry) -> bytes:

@@ -174,10 +174,10 @@ def amend(history: History, segment: TrajectorySegment, replies: Sequence[Shown]
     # What is kept is in order.
     if new:
         opinions += [_as_known(o, known.get(o.event_id)) for o in new]
-        opinions.sort(key=_opinion_order)
+        opinions.sort(key=opinion_order)
     if decided:
         decisions += decided
-        decisions.sort(key=_decision_order)
+        decisions.sort(key=decision_order)
     return History(opinions=tuple(opinions), decisions=tuple(decisions))
 
 
@@ -276,11 +276,13 @@ def trim(history: History, *, since_ms: int, at_most: int) -> History:
     return History(opinions=tuple(opinions[-at_most:]), decisions=tuple(decisions[-at_most:]))
 
 
-def _opinion_order(opinion: Opinion) -> tuple[int, str, str]:
+def opinion_order(opinion: Opinion) -> tuple[int, str, str]:
+    """By event time."""
     return opinion.event_time, opinion.segment_id, opinion.event_id
 
 
-def _decision_order(decision: Decision) -> tuple[int, str, str]:
+def decision_order(decision: Decision) -> tuple[int, str, str]:
+    """By event time."""
     return decision.event_time, decision.segment_id, decision.event_id
 
 
@@ -381,7 +383,7 @@ def request_reviews(
             ]
             if not waiting:
                 continue
-            at = max(waiting, key=lambda o: (o.segment_id == segment.segment_id, _opinion_order(o)))
+            at = max(waiting, key=lambda o: (o.segment_id == segment.segment_id, opinion_order(o)))
             request = _request(waiting, at, what, why, segment)
             place = RequestPlace(
                 event_id=request.event_id, segment_id=at.segment_id, turn_id=at.turn_id
@@ -391,7 +393,9 @@ def request_reviews(
     if not places:
         return history, ()
     marked = tuple(
-        replace(o, request=places.get((o.segment_id, o.event_id), o.request))
+        replace(o, request=places[o.segment_id, o.event_id])
+        if (o.segment_id, o.event_id) in places
+        else o
         for o in history.opinions
     )
     return replace(history, opinions=marked), tuple(requests)
@@ -585,9 +589,11 @@ __all__ = [
     "RequestPlace",
     "Shown",
     "amend",
+    "decision_order",
     "judge",
     "mark_anomalies",
     "new_ratings",
+    "opinion_order",
     "request_reviews",
     "shown",
     "suspend",

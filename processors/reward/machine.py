@@ -45,6 +45,18 @@ from processors.reward.crowd import Crowd, CrowdKey, NewRating
 from processors.reward.formulas import score_segment
 from processors.reward.plugins import NO_PLUGINS, Plugins
 from processors.reward.signals import words
+from processors.reward.users import (
+    Mark,
+    Note,
+    NoteKey,
+    UserHistory,
+    UserKey,
+    joined,
+    mark_order,
+    note_of,
+    segments_of,
+    touched,
+)
 from streams.contracts import ReviewRequest, ScoredSegment, TrajectorySegment
 from streams.settings import RewardSettings
 
@@ -53,35 +65,6 @@ FORGET_AFTER = 2
 
 SWEEPS_PER_HISTORY = 16
 """How often, per ``history_ms`` of closing time, silent keys are looked for."""
-
-
-class UserKey(Struct, frozen=True, order=True, gc=False):
-    """Whose history: the policy and the record key (a user id, else a session id)."""
-
-    policy: str
-    key: str
-
-
-class Mark(Struct, frozen=True, kw_only=True, gc=False):
-    """The latest revision of a segment that was scored, and when it closed."""
-
-    segment_id: str
-    revision: int
-    closed_at: int
-
-
-class UserHistory(Struct, frozen=True, kw_only=True, gc=False):
-    """What is remembered of one key.
-
-    Args:
-        clock_ms: The largest ``closed_at`` seen under this key.
-        marks: Scored segments, by closing time, oldest first.
-        history: Ratings and decisions.
-    """
-
-    clock_ms: int = 0
-    marks: tuple[Mark, ...] = ()
-    history: History = History()
 
 
 class EmitScored(Struct, frozen=True, gc=False):
@@ -115,8 +98,8 @@ class Observed(Struct, frozen=True, gc=False):
 
 
 Effect = EmitScored | EmitReview | Observed
-StateKey = UserKey | CrowdKey
-StateEntry = UserHistory | crowd.Entry
+StateKey = UserKey | NoteKey | CrowdKey
+StateEntry = UserHistory | Note | crowd.Entry
 
 
 @dataclass(slots=True)
@@ -132,19 +115,27 @@ class RewardState:
     users: dict[UserKey, UserHistory] = field(default_factory=dict)
     crowd: Crowd = field(default_factory=Crowd)
     clock_ms: int = 0
-    _changed: set[UserKey] = field(default_factory=set, repr=False)
-    _forgotten: set[UserKey] = field(default_factory=set, repr=False)
+    _touched: dict[UserKey, set[str]] = field(default_factory=dict, repr=False)
+    _forgotten: set[StateKey] = field(default_factory=set, repr=False)
+    _whole: set[UserKey] = field(default_factory=set, repr=False)
+    """Users of whom an earlier version wrote the whole history as one entry."""
 
 
 def restore(entries: Iterable[tuple[StateKey, StateEntry]]) -> RewardState:
     """The state that these entries, the last one for each key, make up."""
     state = RewardState()
+    notes: dict[UserKey, dict[str, Note]] = {}
     for key, entry in entries:
-        if isinstance(key, UserKey) and isinstance(entry, UserHistory):
-            state.users[key] = entry
-            state.clock_ms = max(state.clock_ms, entry.clock_ms)
-        elif isinstance(key, CrowdKey) and not isinstance(entry, UserHistory):
-            state.crowd.entries[key] = entry
+        match key, entry:
+            case NoteKey(policy, who, segment_id), Note():
+                notes.setdefault(UserKey(policy, who), {})[segment_id] = entry
+            case UserKey(), UserHistory():
+                state.users[key] = entry
+                state._whole.add(key)
+            case CrowdKey(), _ if not isinstance(entry, UserHistory | Note):
+                state.crowd.entries[key] = entry
+    state.users.update((who, joined(of_user)) for who, of_user in notes.items())
+    state.clock_ms = max((user.clock_ms for user in state.users.values()), default=0)
     return state
 
 
@@ -192,7 +183,7 @@ def step(
         marks=_marks(user, segment, since_ms, settings),
         history=trim(history, since_ms=since_ms, at_most=at_most),
     )
-    _remember(state, who, remembered)
+    _remember(state, who, user, remembered)
     _advance(state, segment.closed_at, settings)
     effects: list[Effect] = [EmitScored(scored, who.key)]
     effects += [EmitReview(request, who.key) for request in requests]
@@ -243,18 +234,21 @@ def take_changes(state: RewardState) -> tuple[dict[StateKey, StateEntry], frozen
     Together with what was written before, they restore the state (``restore``).
     """
     around = state.crowd
-    changed: dict[StateKey, StateEntry] = {
-        who: state.users[who] for who in sorted(state._changed, key=_order)
-    }
+    changed: dict[StateKey, StateEntry] = {}
+    forgotten: set[StateKey] = state._forgotten | around.forgotten
+    for who in sorted(state._touched):
+        user = state.users[who]
+        for segment_id in sorted(state._touched[who]):
+            key, note = NoteKey(who.policy, who.key, segment_id), note_of(user, segment_id)
+            if note is None:
+                forgotten.add(key)
+            else:
+                changed[key] = note
+                forgotten.discard(key)
     changed.update((key, around.entries[key]) for key in sorted(around.changed))
-    forgotten = frozenset(state._forgotten | around.forgotten)
-    for changes in (state._changed, state._forgotten, around.changed, around.forgotten):
+    for changes in (state._touched, state._forgotten, around.changed, around.forgotten):
         changes.clear()
-    return changed, forgotten
-
-
-def _order(who: UserKey) -> tuple[str, str]:
-    return who.policy, who.key
+    return changed, frozenset(forgotten)
 
 
 def _is_known(user: UserHistory, segment: TrajectorySegment) -> bool:
@@ -275,18 +269,27 @@ def _marks(
         for mark in user.marks
         if mark.segment_id != segment.segment_id and mark.closed_at >= since_ms
     ]
-    insort(kept, new, key=_mark_order)
+    insort(kept, new, key=mark_order)
     return tuple(kept[-settings.history_segments :])
 
 
-def _mark_order(mark: Mark) -> tuple[int, str]:
-    return mark.closed_at, mark.segment_id
-
-
-def _remember(state: RewardState, who: UserKey, user: UserHistory) -> None:
+def _remember(state: RewardState, who: UserKey, before: UserHistory, user: UserHistory) -> None:
     state.users[who] = user
-    state._changed.add(who)
-    state._forgotten.discard(who)
+    changed = touched(before, user)
+    if who in state._whole:
+        state._whole.discard(who)
+        state._forgotten.add(who)
+        changed |= segments_of(before) | segments_of(user)
+    state._touched.setdefault(who, set()).update(changed)
+
+
+def _forget(state: RewardState, who: UserKey) -> None:
+    user = state.users.pop(who)
+    gone = segments_of(user) | state._touched.pop(who, set())
+    state._forgotten.update(NoteKey(who.policy, who.key, segment_id) for segment_id in gone)
+    if who in state._whole:
+        state._whole.discard(who)
+        state._forgotten.add(who)
 
 
 def _advance(state: RewardState, closed_at: int, settings: RewardSettings) -> None:
@@ -299,22 +302,17 @@ def _advance(state: RewardState, closed_at: int, settings: RewardSettings) -> No
         return
     oldest_ms = state.clock_ms - FORGET_AFTER * settings.history_ms
     for who in [who for who, user in state.users.items() if user.clock_ms < oldest_ms]:
-        del state.users[who]
-        state._changed.discard(who)
-        state._forgotten.add(who)
+        _forget(state, who)
 
 
 __all__ = [
     "Effect",
     "EmitReview",
     "EmitScored",
-    "Mark",
     "Observed",
     "RewardState",
     "StateEntry",
     "StateKey",
-    "UserHistory",
-    "UserKey",
     "record_key",
     "restore",
     "step",

@@ -17,13 +17,13 @@ from processors.reward.formulas import contexts, score_segment, score_step
 from processors.reward.machine import (
     Effect,
     RewardState,
-    UserKey,
     record_key,
     restore,
     step,
     take_changes,
 )
 from processors.reward.plugins import NO_PLUGINS
+from processors.reward.users import UserKey
 from streams.contracts import (
     AttributedBy,
     BranchReply,

@@ -45,7 +45,9 @@ def test_the_machine_does_what_the_rules_say_restarted_or_not(
         assert [Asked(r.segment_id, r.turn_id, r.feedback_event_ids) for r in reviews] == asked
         for request, wanted in zip(reviews, asked, strict=True):
             oracle.asked_as(segment, wanted, request.event_id)
-        changed, _ = take_changes(state)
+        changed, forgotten = take_changes(state)
         written |= {encode_key(key): encode_entry(entry) for key, entry in changed.items()}
+        for key in forgotten:
+            written.pop(encode_key(key), None)
         if number in stops:
             state = restore((decode_key(k), decode_entry(v)) for k, v in written.items())

@@ -14,13 +14,12 @@ from processors.reward.machine import (
     EmitScored,
     Observed,
     RewardState,
-    UserHistory,
-    UserKey,
     record_key,
     restore,
     step,
     take_changes,
 )
+from processors.reward.users import Note, NoteKey, UserHistory, UserKey
 from streams.contracts import (
     BranchReply,
     ReviewRequest,
@@ -330,8 +329,9 @@ def test_a_silent_user_is_forgotten_once_others_are_two_histories_ahead() -> Non
     assert take_changes(state)[1] == frozenset()
     state, _ = step(state, rated(60, user_id="here"), settings)
     changed, forgotten = take_changes(state)
-    assert forgotten == {UserKey("default", "gone")}
-    assert set(changed) == set(state.users) == {UserKey("default", "here")}
+    assert forgotten == {NoteKey("default", "gone", "s1")}
+    assert set(state.users) == {UserKey("default", "here")}
+    assert set(changed) == {NoteKey("default", "here", "s60")}
 
 
 def test_a_forgotten_user_who_comes_back_is_written_not_deleted() -> None:
@@ -340,8 +340,9 @@ def test_a_forgotten_user_who_comes_back_is_written_not_deleted() -> None:
     for number, user in ((1, "gone"), (60, "here"), (61, "gone")):
         state, _ = step(state, rated(number, user_id=user), settings)
     changed, forgotten = take_changes(state)
-    assert forgotten == frozenset()
-    assert {key.key for key in changed if isinstance(key, UserKey)} == {"gone", "here"}
+    assert forgotten == {NoteKey("default", "gone", "s1")}
+    notes = {(key.key, key.segment_id) for key in changed if isinstance(key, NoteKey)}
+    assert notes == {("here", "s60"), ("gone", "s61")}
 
 
 def test_a_segment_out_of_order_does_not_set_a_users_clock_back() -> None:
@@ -358,7 +359,6 @@ def test_changes_are_taken_once_and_restore_the_state() -> None:
     for item in [*thumbs(-1, -1, -1), decided(1), rated(9, user_id="u2")]:
         state, _ = step(state, item, SETTINGS)
         changed, forgotten = take_changes(state)
-        assert sum(isinstance(key, UserKey) for key in changed) == 1
         written |= {encode_key(who): encode_entry(user) for who, user in changed.items()}
         for key in forgotten:
             written.pop(encode_key(key))
@@ -367,6 +367,53 @@ def test_changes_are_taken_once_and_restore_the_state() -> None:
     assert restored.users == state.users
     assert restored.crowd.entries == state.crowd.entries
     assert restored.clock_ms == state.clock_ms == 9 * HOUR_MS
+
+
+def test_a_segment_of_a_user_with_a_long_history_writes_its_own_note_alone() -> None:
+    settings = RewardSettings(history_ratings=20, history_segments=7)
+    state = RewardState()
+    for item in thumbs(*[1.0] * 49):
+        state, _ = step(state, item, settings)
+    take_changes(state)
+    state, _ = step(state, thumbs(1.0, start=50)[0], settings)
+    changed, forgotten = take_changes(state)
+    notes = {
+        key.segment_id: entry
+        for key, entry in changed.items()
+        if isinstance(key, NoteKey) and isinstance(entry, Note)
+    }
+    # One rating and one mark fall out of what is kept.
+    assert set(notes) == {"s50", "s43"}
+    assert notes["s43"].revision is None
+    gone = {key for key in forgotten if isinstance(key, NoteKey)}
+    assert gone == {NoteKey("default", "u1", "s30")}
+    assert len(encode_entry(notes["s50"])) < 100
+
+
+def test_a_history_that_was_written_as_a_whole_is_written_anew_as_notes() -> None:
+    known = RewardState()
+    for item in thumbs(-1, -1):
+        known, _ = step(known, item, SETTINGS)
+    who = UserKey("default", "u1")
+    state = restore([(who, known.users[who])])
+    assert state.users == known.users
+    state, _ = step(state, thumbs(-1, start=3)[0], SETTINGS)
+    changed, forgotten = take_changes(state)
+    assert forgotten == {who}
+    of_user = {key: entry for key, entry in changed.items() if isinstance(key, NoteKey)}
+    assert {key.segment_id for key in of_user} == {"s1", "s2", "s3"}
+    assert restore(of_user.items()).users == state.users
+
+
+def test_a_history_written_as_a_whole_is_forgotten_as_a_whole() -> None:
+    settings = RewardSettings(history_ms=DAY_MS)
+    known, _ = step(RewardState(), rated(1, user_id="gone"), settings)
+    gone = UserKey("default", "gone")
+    state = restore([(gone, known.users[gone])])
+    state, _ = step(state, rated(60, user_id="here"), settings)
+    _, forgotten = take_changes(state)
+    assert gone in forgotten
+    assert set(state.users) == {UserKey("default", "here")}
 
 
 # --- Codec ------------------------------------------------------------------------------------
