@@ -25,6 +25,8 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import (
@@ -35,14 +37,20 @@ from pydantic_settings import (
 from pydantic_settings import SettingsError as SourceError
 
 from streams.errors import SettingsError
+from streams.yamlfile import read_yaml
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
+LARGEST_INT = 2**53
+"""Larger numbers are slips, and not the same in every language that reads them."""
+
+PositiveInt = Annotated[int, Field(gt=0, le=LARGEST_INT)]
+NonNegativeInt = Annotated[int, Field(ge=0, le=LARGEST_INT)]
+PositiveFloat = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
 Points = Annotated[float, Field(ge=-10, le=10)]
+Praise = Annotated[float, Field(ge=0, le=10)]
+Blame = Annotated[float, Field(ge=-10, le=0)]
 Port = Annotated[int, Field(ge=0, le=65_535)]
 
 
@@ -79,9 +87,29 @@ class Amounts(dict[str, float]):
 
 
 class Section(BaseModel):
-    """A frozen group of settings that refuses unknown keys."""
+    """A frozen group of settings that refuses unknown keys, and true or false for a number."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        assert info.field_name is not None
+        if isinstance(value, bool) and cls.model_fields[info.field_name].annotation is not bool:
+            raise ValueError(f"must not be {str(value).lower()}; put text in quotes")
+        if isinstance(value, Mapping):
+            for name, item in value.items():
+                if isinstance(item, bool):
+                    raise ValueError(f"{name} must not be {str(item).lower()}; put text in quotes")
+        return value
+
+
+def _outcome_names(outcomes: dict[str, float]) -> dict[str, float]:
+    """Names that an outcome can have: it is compared without the blanks around it."""
+    for name in outcomes:
+        if not name or name != name.strip():
+            raise ValueError(f"{name!r} cannot be an outcome's name: empty, or blanks around it")
+    return outcomes
 
 
 class KafkaSettings(Section):
@@ -153,12 +181,12 @@ class RewardSettings(Section):
     weight_judge: Share = 0.0
     text_signals: bool = True
     tool_errors: bool = True
-    repetition: Points = -0.8
-    correction: Points = -1.2
-    confirmation: Points = 0.5
-    tool_error: Points = -0.5
+    repetition: Blame = -0.8
+    correction: Blame = -1.2
+    confirmation: Praise = 0.5
+    tool_error: Blame = -0.5
     decay: Share = 0.9
-    repetition_similarity: Share = 0.8
+    repetition_similarity: PositiveShare = 0.8
     dwell_saturation_ms: PositiveInt = 60_000
     follow_up_saturation: PositiveInt = 2
     implicit_dwell: Points = 0.5
@@ -178,7 +206,7 @@ class RewardSettings(Section):
     filter_contradiction: bool = True
     cohort_suspension: bool = True
     crowd_window_ms: PositiveInt = 3_600_000
-    flood_factor: Annotated[float, Field(gt=1)] = 5.0
+    flood_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 5.0
     flood_ratings_min: PositiveInt = 20
     flood_raters_min: PositiveInt = 5
     burst_ratings: Annotated[int, Field(ge=2)] = 10
@@ -210,7 +238,9 @@ class RewardSettings(Section):
         total = self.weight_explicit + self.weight_implicit + self.weight_business
         if abs(total - 1.0) > 1e-9:
             raise ValueError(
-                f"weight_explicit + weight_implicit + weight_business must be 1, not {total:g}"
+                f"weight_explicit + weight_implicit + weight_business must be 1, not "
+                f"{self.weight_explicit:g} + {self.weight_implicit:g} + {self.weight_business:g} "
+                f"= {total:g}; set all three"
             )
         return self
 
@@ -330,7 +360,7 @@ class LearnerSettings(Section):
     value_learning_rate: PositiveFloat = 1e-4
     kl_coef: NonNegativeFloat = 0.2
     clip_coef: PositiveFloat = 0.15
-    dual_clip: Annotated[float, Field(gt=1)] = 3.0
+    dual_clip: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 3.0
     value_clip: PositiveFloat = 0.2
     vf_coef: NonNegativeFloat = 0.5
     ent_coef: NonNegativeFloat = 0.0
@@ -447,7 +477,9 @@ class GatewaySettings(Section):
     request_timeout_ms: PositiveInt = 120_000
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     api_keys: dict[str, SecretStr] = Field(default_factory=dict)
-    outcomes: dict[str, Annotated[float, Field(ge=-1, le=1)]] = Field(
+    outcomes: Annotated[
+        dict[str, Annotated[float, Field(ge=-1, le=1)]], AfterValidator(_outcome_names)
+    ] = Field(
         default_factory=lambda: {"bought": 1.0, "solved": 1.0, "unsolved": -1.0, "returned": -1.0}
     )
 
@@ -591,7 +623,7 @@ def load_settings(
     try:
         settings = Settings(**values)
     except ValidationError as error:
-        raise SettingsError(explain_error(error, path)) from None
+        raise SettingsError(explain_error(error, path, environ=env)) from None
     except SourceError as error:
         # What it could not read may be a secret: the library names the section only, so do we.
         raise SettingsError(
@@ -619,12 +651,7 @@ def _over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_file(path: Path) -> dict[str, Any]:
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read the settings file {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid YAML: {error}") from error
+    loaded = read_yaml(path)
     if loaded is None:
         return {}
     if not isinstance(loaded, dict):
@@ -657,13 +684,20 @@ def _refuse_unknown_names(env: Mapping[str, str]) -> None:
         )
 
 
-def explain_error(error: ValidationError, path: Path | None, *, within: str | None = None) -> str:
-    """A line for each key that cannot be used: the file, the key's path and what is wrong.
+def explain_error(
+    error: ValidationError,
+    path: Path | None,
+    *,
+    within: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> str:
+    """A line for each key that cannot be used: where it is set, its path and what is wrong.
 
     Args:
         error: What validation found.
         path: The file; "settings" if None.
         within: The section that was validated, if it was not all of the settings.
+        environ: The environment, if it stands above the file.
     """
     where = str(path) if path is not None else "settings"
     outer = () if within is None else (within,)
@@ -671,8 +705,18 @@ def explain_error(error: ValidationError, path: Path | None, *, within: str | No
     for item in error.errors(include_input=False, include_url=False):
         place = (*outer, *item["loc"])
         name = ".".join(map(str, place)) or "(top level)"
-        lines.append(f"{where}: {name}: {_problem(item, place)}")
+        lines.append(f"{_set_by(place, environ or {}) or where}: {name}: {_problem(item, place)}")
     return "\n".join(lines)
+
+
+def _set_by(place: tuple[Any, ...], environ: Mapping[str, str]) -> str | None:
+    """The environment's name that sets the key at ``place``, if one does."""
+    known = {name.upper(): name for name in environ}
+    for depth in (2, 1):
+        found = known.get(ENV_PREFIX + "__".join(map(str, place[:depth])).upper())
+        if found is not None and len(place) >= depth:
+            return f"environment: {found}"
+    return None
 
 
 def _problem(item: Mapping[str, Any], place: tuple[Any, ...]) -> str:

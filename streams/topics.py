@@ -12,11 +12,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from streams.contracts import RECORD_TYPES, Record
-from streams.errors import TopicError
+from streams.errors import SettingsError, TopicError
 from streams.resources import resource_path
+from streams.yamlfile import read_yaml
 
 TURNS = "dialogue.turns"
 FEEDBACK = "dialogue.feedback"
@@ -156,11 +155,11 @@ def load_inventory(path: Path | None = None) -> Inventory:
     source = path or Path("topics.yaml")
     try:
         source = path or resource_path("topics.yaml")
-        loaded = yaml.safe_load(source.read_text(encoding="utf-8"))
+        loaded = read_yaml(source)
     except OSError as error:
         raise TopicError(f"cannot read {source}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise TopicError(f"{source} is not valid YAML: {error}") from error
+    except SettingsError as error:
+        raise TopicError(str(error)) from error
     try:
         return parse_inventory(loaded)
     except TopicError as error:

@@ -67,6 +67,21 @@ def test_what_cannot_be_used_is_named(tmp_path: Path, text: str, says: str) -> N
         load_settings(write(tmp_path, text))
 
 
+def test_a_value_of_the_environment_is_not_blamed_on_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CLAWSTREAM_REWARD__DECAY", "2")
+    path = write(tmp_path, "judge: {votes: 0}\n")
+    with pytest.raises(SettingsError) as refused:
+        load_settings(path)
+    lines = str(refused.value).splitlines()
+    assert len(lines) == 2
+    assert any(
+        line.startswith("environment: CLAWSTREAM_REWARD__DECAY: reward.decay:") for line in lines
+    )
+    assert any(line.startswith(f"{path}: judge.votes:") for line in lines)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml"):
         load_settings(tmp_path / "nowhere.yaml")

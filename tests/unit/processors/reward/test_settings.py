@@ -13,7 +13,7 @@ from streams.settings import load_settings
 @pytest.mark.parametrize(
     ("yaml", "message"),
     [
-        ("weight_explicit: 0.5", "reward: weight_explicit + weight_implicit"),
+        ("weight_explicit: 0.5", "weight_business must be 1, not 0.5 + 0.3 + 0.3 = 1.1"),
         ("weight_explicit: -0.1", "reward.weight_explicit:"),
         ("weigth_explicit: 0.4", "reward.weigth_explicit: unknown key"),
         ("dwell_saturation_ms: 0", "reward.dwell_saturation_ms:"),
@@ -38,6 +38,19 @@ from streams.settings import load_settings
         ("follow_up_saturation: 0", "reward.follow_up_saturation:"),
         ("plugin_components: {brevity: 2}", "reward.plugin_components.brevity:"),
         ("plugin_signals: {escalation: a}", "reward.plugin_signals.escalation:"),
+        ("repetition: 0.8", "reward.repetition:"),
+        ("correction: 1.2", "reward.correction:"),
+        ("tool_error: 0.5", "reward.tool_error:"),
+        ("confirmation: -0.5", "reward.confirmation:"),
+        ("repetition_similarity: 0", "reward.repetition_similarity:"),
+        ("decay: true", "reward.decay: must not be true"),
+        ("decay: yes", "reward.decay:"),
+        ("negatives_in_a_row: true", "reward.negatives_in_a_row: must not be true"),
+        ("plugin_signals: {escalation: false}", "reward.plugin_signals: escalation must not be"),
+        ("flood_factor: .inf", "reward.flood_factor:"),
+        ("crowd_window_ms: 1:00:00", "reward.crowd_window_ms:"),
+        ("crowd_window_ms: 9007199254740993", "reward.crowd_window_ms:"),
+        ("{decay: 0.9, decay: 0.5}", "reward.decay: stands twice, in lines 1 and 1"),
         ("filter_rows: false", "reward.filter_rows: unknown key (did you mean filter_row?)"),
     ],
 )
@@ -68,7 +81,11 @@ def test_other_weights_that_add_up_are_taken(tmp_path: Path) -> None:
         ("judge: {url: 'judge:8000'}", "judge.url: must look like http://host:port"),
         ("judge: {modell: m}", "judge.modell: unknown key (did you mean model?)"),
         ("judge: {url: 'http://j/v1', plugin: p}", "judge: url and plugin are two judges"),
+        ("judge: {temperature: .inf}", "judge.temperature:"),
+        ("judge: {votes: true}", "judge.votes: must not be true"),
         ("gateway: {outcomes: {bought: 2}}", "gateway.outcomes.bought:"),
+        ("gateway: {outcomes: {bought: true}}", "gateway.outcomes: bought must not be true"),
+        ("gateway: {outcomes: {' ': 1}}", "gateway.outcomes: ' ' cannot be an outcome's name"),
     ],
 )
 def test_bad_values_beside_the_reward_name_their_key_too(
