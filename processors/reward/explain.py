@@ -2,31 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import typer
-import yaml
 from pydantic import ValidationError
 
-from processors.reward.formulas import config_hash, score_again
+from processors.reward.formulas import (
+    EXPLICIT_KINDS,
+    PLUGIN_ERRORS_ATTRIBUTE,
+    PLUGINS_ATTRIBUTE,
+    config_hash,
+    score_again,
+)
 from processors.reward.plugins import load
 from streams.cli.common import print_json
-from streams.contracts import ScoredSegment, Step, StepReward
+from streams.contracts import (
+    BranchReply,
+    ScoredSegment,
+    Step,
+    StepReward,
+    TrajectorySegment,
+)
 from streams.errors import RewardError, SettingsError
 from streams.settings import RewardSettings, Settings, explain_error, load_settings
+from streams.yamlfile import read_yaml
 
 MAX_WORDS = 160
 """How many characters of a prompt or reply are shown."""
+
+MAX_LINE = 400
+"""How many characters are shown of what a line of the record says; ``--json`` has all."""
+
+MAX_LISTED = 10
+"""How many segments are named where several are meant."""
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 
 @app.command()
 def explain(
-    segment_id: str = typer.Argument(help="The segment, or what its id begins with."),
+    segment_id: str = typer.Argument(
+        help="The segment, or what its id begins with; or the id of a session or reply in it."
+    ),
     config: Path | None = typer.Option(None, "--config", "-c", help="Settings file (YAML)."),
     what_if: Path | None = typer.Option(
         None, "--what-if", help="YAML with keys of `reward:`; scored with them, not published."
@@ -54,27 +74,57 @@ def _scored(settings: Settings) -> Iterator[ScoredSegment]:
     return read_records(settings, SCORED, ScoredSegment, codec)
 
 
-def newest(scored: Iterable[ScoredSegment], segment_id: str) -> ScoredSegment:
-    """The highest revision of the segment whose id begins with ``segment_id``.
+def newest(scored: Iterable[ScoredSegment], wanted: str) -> ScoredSegment:
+    """The highest revision of the segment that is meant.
+
+    Args:
+        scored: All there are, in order.
+        wanted: What the segment's id begins with; or, if none does, the id of its session or of a
+            reply in it.
 
     Raises:
-        RewardError: There is none, or there are several segments.
+        RewardError: There is none, or there are several segments; names them.
     """
+    if not wanted:
+        raise RewardError("name a segment, or the session or reply whose rewards you look for")
     found: dict[str, ScoredSegment] = {}
+    around: dict[str, ScoredSegment] = {}
     for item in scored:
         name = item.segment.segment_id
-        if name.startswith(segment_id) and (
-            name not in found or found[name].segment.revision <= item.segment.revision
-        ):
-            found[name] = item
+        if name.startswith(wanted):
+            _keep(found, item)
+        elif wanted in _inside(item.segment):
+            _keep(around, item)
+    found = found or around
     if len(found) > 1:
-        raise RewardError(f"{segment_id} could be {len(found)} segments; give more of the id")
+        raise RewardError(f"{wanted} could be {len(found)} segments: {_listed(found)}")
     if not found:
         raise RewardError(
-            f"no scored segment {segment_id}: it may not be scored yet, or be older than the "
-            "retention of trajectory.scored"
+            f"no scored segment {wanted}, nor one with such a session or reply: it may not be "
+            "scored yet, or be older than the retention of trajectory.scored"
         )
     return next(iter(found.values()))
+
+
+def _keep(found: dict[str, ScoredSegment], item: ScoredSegment) -> None:
+    known = found.get(item.segment.segment_id)
+    if known is None or known.segment.revision <= item.segment.revision:
+        found[item.segment.segment_id] = item
+
+
+def _inside(segment: TrajectorySegment) -> Iterator[str]:
+    """Ids that a person may know a segment by: its session, and every reply in it."""
+    yield segment.session_id
+    for step in segment.steps:
+        yield step.turn_id
+        yield from (alternative.turn_id for alternative in step.alternatives)
+    yield from (reply.turn_id for reply in segment.off_branch)
+
+
+def _listed(found: Mapping[str, ScoredSegment]) -> str:
+    named = sorted(found.values(), key=lambda s: (s.segment.session_id, s.segment.ordinal))
+    lines = [f"{s.segment.segment_id} ({s.segment.session_id})" for s in named[:MAX_LISTED]]
+    return ", ".join(lines) + (", …" if len(named) > MAX_LISTED else "")
 
 
 def read_weights(path: Path, current: RewardSettings) -> RewardSettings:
@@ -88,13 +138,16 @@ def read_weights(path: Path, current: RewardSettings) -> RewardSettings:
         SettingsError: The file cannot be read, a key is unknown or a value cannot be used; names
             the key's path.
     """
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingsError(f"cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{path} is not valid YAML: {error}") from error
-    values = loaded.get("reward", loaded) if isinstance(loaded, dict) else loaded
+    loaded = read_yaml(path)
+    values = loaded
+    if isinstance(loaded, dict) and "reward" in loaded:
+        values = loaded["reward"]
+        # Beside it there may be the rest of a settings file, but no weight that would not be read.
+        beside = sorted(map(str, loaded.keys() - Settings.model_fields.keys()))
+        if beside:
+            raise SettingsError(
+                f"{path}: {', '.join(beside)}: unknown beside reward; keys of reward go under it"
+            )
     if not isinstance(values, dict):
         raise SettingsError(f"{path} must hold a mapping of keys of reward")
     try:
@@ -108,7 +161,9 @@ def as_data(scored: ScoredSegment, again: ScoredSegment | None) -> dict[str, Any
     data: dict[str, Any] = {"scored": msgspec.to_builtins(scored)}
     if again is not None:
         data["what_if"] = {
+            "formula_id": again.formula_id,
             "config_hash": again.config_hash,
+            "attributes": again.attributes,
             "trainable": again.trainable,
             "untrainable_reason": again.untrainable_reason,
             "rewards": msgspec.to_builtins(again.rewards),
@@ -122,9 +177,11 @@ def as_lines(scored: ScoredSegment, again: ScoredSegment | None) -> Iterator[str
     yield f"segment {segment.segment_id}, revision {segment.revision}"
     yield f"  policy {segment.policy}, user {segment.user_id or '-'}, session {segment.session_id}"
     yield f"  formula {scored.formula_id}, config {scored.config_hash[:12]}"
+    yield from _plugins(scored)
     yield f"  {_verdict(scored)}"
     if again is not None:
         yield f"  what if: formula {again.formula_id}, config {again.config_hash[:12]}"
+        yield from (f"  what if:{line.removeprefix(' ')}" for line in _plugins(again))
         yield f"  what if: {_verdict(again)}"
     others: Sequence[StepReward | None] = [None] * len(scored.rewards)
     if again is not None:
@@ -134,6 +191,19 @@ def as_lines(scored: ScoredSegment, again: ScoredSegment | None) -> Iterator[str
     ):
         yield ""
         yield from _step(number, step, reward, other)
+    if segment.off_branch:
+        yield ""
+        for left in segment.off_branch:
+            yield from _unrewarded(left, "nobody continued this reply")
+
+
+def _plugins(scored: ScoredSegment) -> Iterator[str]:
+    used = scored.attributes.get(PLUGINS_ATTRIBUTE)
+    if used:
+        yield f"  plugins: {_cut(used)}"
+    failed = scored.attributes.get(PLUGIN_ERRORS_ATTRIBUTE)
+    if failed:
+        yield f"  plugins that failed: {_cut(failed)}"
 
 
 def _verdict(scored: ScoredSegment) -> str:
@@ -153,11 +223,29 @@ def _step(number: int, step: Step, reward: StepReward, other: StepReward | None)
         yield from (f"  what if:{line.removeprefix('  ')}" for line in _components(other))
     for item in reward.weighed:
         yield f"  weighed {item.event_id} x {item.weight:g} ({item.filter}): {item.reason}"
-    for line in reward.reasons:
-        if line.startswith(("ignored ", "review ", "plugin ")):
-            yield f"  {line}"
+    yield from (f"  {line}" for line in _remarks(reward))
+    if other is not None:
+        known = set(_remarks(reward))
+        yield from (f"  what if: {line}" for line in _remarks(other) if line not in known)
+    for alternative in step.alternatives:
+        yield from _unrewarded(alternative, "the user had this reply regenerated")
     for text in reward.directives:
         yield f"  directive: {_short(text)}"
+
+
+def _remarks(reward: StepReward) -> Iterator[str]:
+    for line in reward.reasons:
+        if line.startswith(("ignored ", "review ", "plugin ")):
+            yield _cut(line)
+
+
+def _unrewarded(reply: BranchReply, why: str) -> Iterator[str]:
+    """A reply that earns nothing, and the feedback on it that therefore counts nothing."""
+    yield f"  no reward for reply {reply.turn_id}: {why}: {_short(reply.reply) or '(no text)'}"
+    for item in reply.feedback:
+        value = "" if item.value is None else f" {item.value:g}"
+        kept = "; it is in its rater's history" if item.kind in EXPLICIT_KINDS else ""
+        yield f"    ignored {item.kind.value} {item.event_id}{value}: {why}{kept}"
 
 
 def _components(reward: StepReward) -> Iterator[str]:
@@ -165,12 +253,16 @@ def _components(reward: StepReward) -> Iterator[str]:
         value = "nothing" if part.value is None else f"{part.value:+.3f}"
         share = 0.0 if part.value is None else part.weight * part.value
         yield f"    {part.name:<10} {part.weight:>5.2f} x {value:>8} = {share:+.3f}"
-        yield from (f"      {line}" for line in part.evidence)
+        yield from (f"      {_cut(line)}" for line in part.evidence)
 
 
 def _short(text: str) -> str:
+    return _cut(text, MAX_WORDS)
+
+
+def _cut(text: str, most: int = MAX_LINE) -> str:
     plain = " ".join(text.split())
-    return plain if len(plain) <= MAX_WORDS else plain[: MAX_WORDS - 1] + "…"
+    return plain if len(plain) <= most else plain[: most - 1] + "…"
 
 
 __all__ = ["app", "as_data", "as_lines", "config_hash", "newest", "read_weights"]

@@ -8,7 +8,8 @@ import pytest
 
 from processors.reward.explain import as_data, as_lines, newest, read_weights
 from processors.reward.formulas import Credibility, score_again, score_segment
-from streams.contracts import FeedbackKind, ScoredSegment
+from processors.reward.plugins import Plugged, Plugins
+from streams.contracts import BranchReply, FeedbackKind, ScoredSegment
 from streams.errors import RewardError, SettingsError
 from streams.settings import RewardSettings
 from tests.unit.processors.reward.builders import (
@@ -94,6 +95,8 @@ def test_a_whole_settings_file_will_do(tmp_path: Path) -> None:
     ("text", "says"),
     [
         ("weight_explicit: 0.9", "reward: weight_explicit + weight_implicit"),
+        ("{reward: {decay: 0.5}, weight_explicit: 1}", "weight_explicit: unknown beside reward"),
+        ("decay: 0.5\ndecay: 0.6", "decay: stands twice, in lines 1 and 2"),
         ("decai: 0.5", "reward.decai: unknown key (did you mean decay?)"),
         ("decay: 7", "reward.decay:"),
         ("- 1", "must hold a mapping"),
@@ -119,10 +122,59 @@ def test_the_highest_revision_is_explained() -> None:
     assert newest(records, "ab").segment.revision == 2
     with pytest.raises(RewardError, match="no scored segment q"):
         newest(records, "q")
-    with pytest.raises(RewardError, match="could be 2 segments"):
-        newest(records, "")
+    with pytest.raises(RewardError, match="name a segment"):
+        newest([of("abc", 0)], "")
+    both = r"a could be 2 segments: abc \(session-1\), axy \(session-1\)"
+    with pytest.raises(RewardError, match=both):
+        newest([*records, of("axy", 0)], "a")
+
+
+def test_a_segment_is_found_by_its_session_and_its_replies() -> None:
+    steps = [reply("turn-1", alternatives=(BranchReply(turn_id="turn-2", reply="", event_time=0),))]
+    left = BranchReply(turn_id="turn-3", reply="", event_time=0)
+    one = score_segment(segment(steps, segment_id="abc", off_branch=(left,)), SETTINGS)
+    other = score_segment(segment(segment_id="xyz", session_id="session-2"), SETTINGS)
+    for name in ("session-1", "turn-1", "turn-2", "turn-3"):
+        assert newest([other, one], name) is one
+    # What a segment's id begins with stands above what is in another.
+    same = score_segment(segment(segment_id="session-1"), SETTINGS)
+    assert newest([one, same], "session-1") is same
+
+
+def test_feedback_that_earns_nothing_is_named_with_the_reason() -> None:
+    again = BranchReply(turn_id="a0", reply="Once more.", event_time=0, feedback=(thumb("f1", -1),))
+    left = BranchReply(
+        turn_id="a9",
+        reply="Left behind.",
+        event_time=0,
+        feedback=(feedback("f2", FeedbackKind.COPY),),
+    )
+    made = segment([reply("a1", alternatives=(again,))], off_branch=(left,))
+    lines = list(as_lines(score_segment(made, SETTINGS), None))
+    why = "the user had this reply regenerated"
+    assert f"  no reward for reply a0: {why}: Once more." in lines
+    assert f"    ignored thumb f1 -1: {why}; it is in its rater's history" in lines
+    assert "    ignored copy f2: nobody continued this reply" in lines
+
+
+def test_plugins_are_shown_and_what_if_says_which_fails() -> None:
+    def boom(*_: object) -> None:
+        raise ValueError("no luck")
+
+    signal = Plugged("boom", boom, 0.1, "boom 1.0")
+    again = score_segment(conversation("Hi", "Thanks"), SETTINGS, plugins=Plugins((signal,)))
+    plain = score_segment(conversation("Hi", "Thanks"), SETTINGS)
+    lines = list(as_lines(plain, again))
+    assert "  what if: plugins: boom (boom 1.0)" in lines
+    assert "  what if: plugins that failed: boom" in lines
+    assert "  what if: plugin failed, boom: ValueError: no luck" in lines
+    assert "  plugins that failed: boom" in list(as_lines(again, None))
+    assert as_data(plain, again)["what_if"]["attributes"]["plugin_errors"] == "boom"
 
 
 def test_long_texts_are_cut() -> None:
     made = score_segment(conversation("word " * 100, "more " * 100), SETTINGS)
     assert max(map(len, as_lines(made, None))) < 220
+    outcome = feedback("f1", FeedbackKind.OUTCOME, 1.0, attributes={"outcome": "x" * 9_000})
+    long = score_segment(segment([reply("a1", outcome)]), SETTINGS)
+    assert max(map(len, as_lines(long, None))) < 420
