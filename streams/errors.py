@@ -29,6 +29,7 @@
     ├── RewardError            a review, segment or weight that was named cannot be used
     │   ├── PluginError        a plugin is missing or is not what its kind needs
     │   └── JudgeError         the judge cannot be asked, or its answer is no verdict
+    │       └── JudgeBusyError the judge says that it is asked too much
     ├── DeadLetterError        a dead letter cannot be found, retried or marked
     ├── ArchiveError           an archive cannot be written, or a topic not be restored from it
     │   └── DamagedArchiveError a file of an archive is cut short or altered
@@ -206,6 +207,19 @@ class PluginError(RewardError):
 
 class JudgeError(RewardError):
     """The judge cannot be asked, or what it answers is no verdict."""
+
+
+class JudgeBusyError(JudgeError):
+    """The judge says that it is asked too much, and perhaps when to ask again.
+
+    Args:
+        message: What it says.
+        retry_after_s: In how many seconds it may be asked again; None if it does not say.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class DeadLetterError(ClawstreamError):

@@ -32,7 +32,7 @@ def configure_logging(level: int = logging.INFO) -> None:
         force=True,
     )
     # Their request lines would drown ours.
-    for chatty in ("httpx", "httpcore", "uvicorn.access"):
+    for chatty in ("httpx", "httpx2", "httpcore", "httpcore2", "uvicorn.access"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
 
 

@@ -38,6 +38,8 @@ class Endpoint:
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []
         self.failing = False
+        self.answers: list[tuple[int, bytes]] = []
+        """What to answer first: status and body."""
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -61,9 +63,14 @@ class Endpoint:
                         }
                     ],
                 }
-                text = b"{}" if endpoint.failing else json.dumps(answer).encode()
-                self.send_response(500 if endpoint.failing else 200)
+                status, text = 200, json.dumps(answer).encode()
+                if endpoint.failing:
+                    status, text = 500, b"{}"
+                elif endpoint.answers:
+                    status, text = endpoint.answers.pop(0)
+                self.send_response(status)
                 self.send_header("Content-Type", "application/json")
+                self.send_header("Retry-After", "1")
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
                 self.wfile.write(text)
@@ -193,3 +200,27 @@ async def test_an_endpoint_that_fails_is_named_on_the_record(
     (event,) = await bench.run_until("one", 1)
     assert event.value is None
     assert "InternalServerError" in (event.text or "")
+
+
+async def test_an_endpoint_that_is_asked_too_much_is_asked_later(
+    bench: JudgeBench, endpoint: Endpoint
+) -> None:
+    endpoint.answers = [(429, b"{}")] * 4
+    bench.produce(one("1", "a good reply"))
+    (event,) = await bench.run_until("one", 1)
+    assert event.value == 1.0
+    assert not endpoint.answers
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"<html></html>", b"[]", b"{}", b'{"choices": []}', b'{"choices": [{"message": null}]}'],
+)
+async def test_an_endpoint_that_speaks_something_else_is_named(
+    bench: JudgeBench, endpoint: Endpoint, body: bytes
+) -> None:
+    endpoint.answers = [(200, body)] * 3
+    bench.produce(one("1", "a good reply"))
+    (event,) = await bench.run_until("one", 1)
+    assert event.value is None
+    assert "judge.url answers with no chat completion" in (event.text or "")

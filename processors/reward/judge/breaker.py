@@ -10,7 +10,7 @@ class Breaker:
     """Counts failures in a row; from ``failures`` on it is open for ``pause_s``.
 
     Then one call may try (half open): if it succeeds the breaker closes, if it fails it is open
-    for another pause.
+    for another pause. A judge that asks for a rest gets it in the same way (``rest``).
 
     Args:
         failures: Failures in a row that open it.
@@ -46,6 +46,10 @@ class Breaker:
         self._in_a_row += 1
         if self._trying or self._in_a_row >= self.failures:
             self._until_s, self._trying = now_s + self.pause_s, False
+
+    def rest(self, now_s: float, seconds: float) -> None:
+        """Leave the judge alone for so long: it asked for it, which is no failure."""
+        self._until_s, self._trying = now_s + seconds, False
 
     @property
     def open(self) -> bool:

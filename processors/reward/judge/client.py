@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from json import JSONDecodeError
 from typing import Any, cast
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, RateLimitError
 
 from processors.reward.judge.service import Ask
 from processors.reward.judge.verdicts import Question, Rubric, messages, prompt
-from processors.reward.plugins import load_judge
-from streams.errors import SettingsError
+from processors.reward.plugins import describe, load_judge
+from streams.errors import JudgeBusyError, JudgeError, SettingsError
 from streams.settings import JudgeSettings
 
 
@@ -54,13 +56,40 @@ class _Endpoint:
         )
 
     async def __call__(self, rubric: Rubric, question: Question) -> str:
-        answer = await self._client.chat.completions.create(
-            model=self._settings.model,
-            messages=cast(Any, list(messages(rubric, question))),
-            temperature=self._settings.temperature,
-            max_tokens=self._settings.max_tokens,
-        )
-        return answer.choices[0].message.content or ""
+        """As ``Ask``.
+
+        Raises:
+            JudgeBusyError: It answers 429.
+            JudgeError: What it answers is no chat completion.
+        """
+        try:
+            answer: Any = await self._client.chat.completions.create(
+                model=self._settings.model,
+                messages=cast(Any, list(messages(rubric, question))),
+                temperature=self._settings.temperature,
+                max_tokens=self._settings.max_tokens,
+            )
+        except RateLimitError as error:
+            raise JudgeBusyError(describe(error), _retry_after_s(error)) from error
+        except JSONDecodeError as error:
+            raise JudgeError(f"{_NO_COMPLETION}: {describe(error)}") from error
+        try:
+            content = answer.choices[0].message.content
+        except (AttributeError, IndexError, TypeError):
+            raise JudgeError(f"{_NO_COMPLETION}: {answer!r:.80}") from None
+        return content or ""
+
+
+_NO_COMPLETION = "judge.url answers with no chat completion; is it the endpoint up to /v1?"
+
+
+def _retry_after_s(error: RateLimitError) -> float | None:
+    """What the header ``Retry-After`` says, if it is a number of seconds."""
+    try:
+        seconds = float(error.response.headers.get("retry-after", ""))
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None
 
 
 __all__ = ["make_ask"]

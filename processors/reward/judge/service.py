@@ -22,13 +22,16 @@ from processors.reward.judge.verdicts import (
 from processors.reward.plugins import describe
 from streams import metrics as names
 from streams.contracts import FeedbackEvent, TrajectorySegment
-from streams.errors import JudgeError
+from streams.errors import JudgeBusyError, JudgeError
 from streams.metrics import ProcessorMetrics
 from streams.settings import JudgeSettings
 
 logger = logging.getLogger(__name__)
 
 OUTCOMES = {1: "good", 0: "tie", -1: "bad"}
+
+PATIENCE = 20
+"""How often a vote is put off by a judge that is asked too much before that counts as a try."""
 
 
 class Ask(Protocol):
@@ -38,7 +41,8 @@ class Ask(Protocol):
         """Its words.
 
         Raises:
-            Exception: Whatever went wrong.
+            JudgeBusyError: It is asked too much.
+            Exception: Whatever else went wrong.
         """
         ...
 
@@ -106,14 +110,18 @@ class JudgeService:
         Raises:
             JudgeError: No try gave one.
         """
-        last = "never asked"
-        for _ in range(self._settings.tries):
+        last, tried, put_off = "never asked", 0, 0
+        while tried < self._settings.tries:
             async with self._room:
                 await self._wait_for_breaker()
                 try:
                     return read_vote(await self._answer(question))
+                except JudgeBusyError as error:
+                    # It did not look at the question: that is no try, as long as it ends some day.
+                    last, put_off = str(error), put_off + 1
+                    tried += put_off >= PATIENCE
                 except JudgeError as error:
-                    last = str(error)
+                    last, tried = str(error), tried + 1
         raise JudgeError(f"{last} (after {self._settings.tries} tries)")
 
     async def _answer(self, question: Question) -> str:
@@ -124,31 +132,56 @@ class JudgeService:
                 answer: object = await self._ask(self._rubric, question)
             if not isinstance(answer, str):
                 raise TypeError(f"a judge answers in words, not with {type(answer).__name__}")
+        except JudgeBusyError as error:
+            self._rest(error)
+            raise
         # The library, the network or a plugin may fail in any way; each is a failed try. A plugin
-        # that calls ``sys.exit`` must not end the judge.
-        except (Exception, SystemExit) as error:
-            self._failed()
+        # that calls ``sys.exit``, or lets a cancellation of its own escape, must not end the judge.
+        except (Exception, SystemExit, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise
+            why = describe(error)
             if limit.expired():
-                raise JudgeError(f"timeout: no answer in {timeout_s:g} s") from None
-            raise JudgeError(describe(error)) from error
+                why = f"timeout: no answer in {timeout_s:g} s"
+            elif isinstance(error, JudgeError):
+                why = str(error)
+            self._failed(why)
+            raise JudgeError(why) from error
         self._breaker.succeeded()
         self._metrics.set(names.JUDGE_BREAKER, 0)
         return answer
 
-    def _failed(self) -> None:
+    def _rest(self, error: JudgeBusyError) -> None:
+        """Ask nothing for as long as it wants, or for a pause; never longer than that."""
+        pause_s = self._settings.breaker_pause_ms / 1_000
+        wanted_s = pause_s if error.retry_after_s is None else max(1.0, error.retry_after_s)
+        rest_s = min(pause_s, wanted_s)
+        if not self._breaker.open:
+            logger.warning("the judge is asked too much: left alone for %g s: %s", rest_s, error)
+        self._breaker.rest(self._now_s(), rest_s)
+        self._metrics.set(names.JUDGE_BREAKER, 1)
+
+    def _failed(self, why: str) -> None:
         was_open = self._breaker.open
         self._breaker.failed(self._now_s())
         self._metrics.set(names.JUDGE_BREAKER, float(self._breaker.open))
         if self._breaker.open and not was_open:
             logger.warning(
-                "the judge failed %d times in a row: left alone for %d ms",
+                "the judge failed %d times in a row: left alone for %d ms: %s",
                 self._settings.breaker_failures,
                 self._settings.breaker_pause_ms,
+                why,
             )
 
     async def _wait_for_breaker(self) -> None:
         while (wait_s := self._breaker.wait_s(self._now_s())) > 0:
             await self._sleep(wait_s)
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants this task to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 __all__ = ["Ask", "JudgeService"]

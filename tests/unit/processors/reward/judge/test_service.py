@@ -17,7 +17,7 @@ from processors.reward.judge.service import JudgeService
 from processors.reward.judge.verdicts import Question, Rubric, Verdict
 from streams import metrics as names
 from streams.contracts import FeedbackEvent
-from streams.errors import JudgeError, SettingsError
+from streams.errors import JudgeBusyError, JudgeError, SettingsError
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import JudgeSettings
@@ -151,6 +151,10 @@ def _gives_up(_: int) -> str:
     raise TimeoutError("of its own")
 
 
+def _cancels(_: int) -> str:
+    raise asyncio.CancelledError("a task of its own")
+
+
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
@@ -158,6 +162,7 @@ def _gives_up(_: int) -> str:
         (lambda _: b"VERDICT: 1", "TypeError: a judge answers in words, not with bytes"),
         (_exits, "SystemExit: enough"),
         (_gives_up, "TimeoutError: of its own"),
+        (_cancels, "CancelledError: a task of its own"),
         (lambda _: "", "the answer has no line VERDICT"),
         (lambda _: "VERDICT: 7", "the answer has no line VERDICT"),
         (lambda _: "\ud800", "the answer has no line VERDICT"),
@@ -197,6 +202,62 @@ async def test_after_failures_in_a_row_the_judge_is_left_alone_until_it_is_back(
     assert bench.time.slept == [60.0, 60.0]
     assert judge.asked == 5
     assert bench.metrics.shown(names.JUDGE_BREAKER) == 0
+
+
+def busy(retry_after_s: float | None) -> Callable[[int], str]:
+    def answer(_: int) -> str:
+        raise JudgeBusyError("RateLimitError: 429", retry_after_s)
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("retry_after_s", "rest_s"), [(7.0, 7.0), (0.0, 1.0), (None, 60.0), (86_400.0, 60.0)]
+)
+async def test_a_judge_that_is_asked_too_much_is_asked_later_and_no_verdict_is_lost(
+    cache: VerdictCache,
+    caplog: pytest.LogCaptureFixture,
+    retry_after_s: float | None,
+    rest_s: float,
+) -> None:
+    judge = Judge(lambda n: busy(retry_after_s)(n) if n <= 6 else "VERDICT: 1")
+    bench = Bench(judge, cache, votes=1, tries=1, concurrency=1, breaker_failures=2)
+    (event,) = await bench.judge("a1")
+    assert event.value == 1.0
+    assert bench.time.slept == [rest_s] * 6
+    assert bench.metrics.shown(names.JUDGE_BREAKER) == 0
+    assert "left alone" in caplog.text
+
+
+async def test_a_judge_that_is_always_asked_too_much_blocks_nobody_for_ever(
+    cache: VerdictCache,
+) -> None:
+    bench = Bench(Judge(busy(1.0)), cache, votes=1, tries=2)
+    (event,) = await bench.judge("a1")
+    assert event.text == "RateLimitError: 429 (after 2 tries)"
+
+
+async def test_the_log_says_why_the_judge_is_left_alone(
+    cache: VerdictCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    await Bench(Judge(down), cache, votes=1, tries=2, breaker_failures=2).judge("a1")
+    assert "failed 2 times in a row" in caplog.text
+    assert "ConnectionError: refused" in caplog.text
+
+
+async def test_a_judge_that_is_stopped_ends(cache: VerdictCache) -> None:
+    started = asyncio.Event()
+
+    async def silent(rubric: Rubric, question: Question) -> str:
+        started.set()
+        await asyncio.Event().wait()
+        return ""
+
+    running = asyncio.ensure_future(Bench(silent, cache, votes=1).judge("a1"))
+    await started.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 def test_one_call_tries_while_the_others_wait() -> None:
