@@ -16,10 +16,17 @@ READY = "ready"
 """The event of the line that a process prints when it is ready."""
 
 
-def argument_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """A parser that knows ``--config``."""
-    parser = argparse.ArgumentParser(prog=f"clawstream {name}", description=description)
-    parser.add_argument("--config", type=Path, default=None, help="settings file (YAML)")
+def argument_parser(
+    name: str, description: str, more: str | None = None
+) -> argparse.ArgumentParser:
+    """A parser that knows ``--config``, and ends its help with ``more`` as it stands."""
+    parser = argparse.ArgumentParser(
+        prog=f"clawstream {name}",
+        description=description,
+        epilog=more,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--config", "-c", type=Path, default=None, help="settings file (YAML)")
     return parser
 
 

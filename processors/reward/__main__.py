@@ -26,6 +26,15 @@ SUBCOMMANDS = {
 """Commands of the reward besides the worker itself: the module that has each."""
 
 
+MORE = """\
+other commands:
+  explain SEGMENT_ID   where the rewards of a segment come from
+  shadow NAME          run another formula beside the real one
+  compare NAME         how the shadow's rewards differ from the real ones
+each of them has --help of its own
+"""
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run until SIGTERM or SIGINT; or run a subcommand.
 
@@ -42,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from processors.reward import shadow
 
         return shadow.main(given)
-    return main_of("reward", STAGE, build_spec, argv)
+    return main_of("reward", STAGE, build_spec, argv, more=MORE)
 
 
 def run_subcommand(name: str, arguments: Sequence[str]) -> int:

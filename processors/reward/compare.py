@@ -13,6 +13,7 @@ import typer
 from processors.reward.calibration import newest
 from streams.cli.common import print_json
 from streams.contracts import ScoredSegment
+from streams.errors import RewardError, TopicError
 from streams.settings import load_settings
 
 MOST_SHOWN = 10
@@ -127,10 +128,15 @@ def command(
     settings = load_settings(config)
     codec = build_codec(settings.schema_registry_url)
     topic = Shadow(name).topics.scored
-    result = compare(
-        read_records(settings, SCORED, ScoredSegment, codec),
-        read_records(settings, topic, ScoredSegment, codec),
-    )
+    real = list(read_records(settings, SCORED, ScoredSegment, codec))
+    try:
+        shadow = list(read_records(settings, topic, ScoredSegment, codec))
+    except TopicError as error:
+        raise RewardError(
+            f"there is no shadow {name} ({topic} is missing): start it with "
+            f"`clawstream reward shadow {name} --weights FILE`"
+        ) from error
+    result = compare(real, shadow)
     if as_json:
         print_json(as_data(result))
     else:

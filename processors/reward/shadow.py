@@ -83,6 +83,11 @@ class Shadow:
             )
         )
 
+    @property
+    def owned(self) -> tuple[str, ...]:
+        """The topics of its own."""
+        return tuple(map(self._of, (SCORED, REVIEWS, DEAD_LETTERS, REWARD_STATE)))
+
     def _of(self, topic: str) -> str:
         return f"{topic}-shadow-{self.name}"
 
@@ -98,6 +103,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument(
         "--weights", type=Path, default=None, help="YAML with keys of reward: that differ"
     )
+    parser.add_argument(
+        "--remove", action="store_true", help="delete its topics and its group instead of running"
+    )
     given = parser.parse_args(list(arguments))
     configure_logging()
     for chatty in ("aiokafka", "faust", "mode"):
@@ -106,6 +114,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         settings = with_weights(load_settings(given.config), given.weights)
         shadow = Shadow(given.name)
+        if given.remove:
+            return remove(shadow, settings)
         make_topics(shadow, settings)
         spec = build_spec(
             settings,
@@ -127,6 +137,22 @@ def with_weights(settings: Settings, weights: Path | None) -> Settings:
     if weights is not None:
         changed["reward"] = read_weights(weights, settings.reward)
     return settings.model_copy(update=changed)
+
+
+def remove(shadow: Shadow, settings: Settings) -> int:
+    """Delete what a shadow that no longer runs has left in Kafka.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        TopicError: It still runs, or Kafka refuses.
+        BrokerError: Kafka cannot be reached.
+    """
+    admin = Admin(settings.kafka, resolve_bootstrap(settings))
+    gone = admin.delete(shadow.owned, group=shadow.group)
+    print(f"deleted {', '.join(gone)}" if gone else f"there is nothing of a shadow {shadow.name}")
+    return 0
 
 
 def make_topics(shadow: Shadow, settings: Settings) -> None:

@@ -93,6 +93,8 @@ def main_of(
     processor: str,
     build_spec: Callable[[Settings, ProcessorMetrics], WorkerSpec],
     argv: Sequence[str] | None,
+    *,
+    more: str | None = None,
 ) -> int:
     """The command line of a processor: read settings, run its worker.
 
@@ -101,11 +103,13 @@ def main_of(
         processor: Its name in metrics.
         build_spec: Builds what the runtime runs.
         argv: The arguments; the process's own if None.
+        more: What its help says at the end.
 
     Returns:
         The exit code: 0 after a clean stop, 1 after a failure, 2 for wrong settings.
     """
-    parser = argument_parser(command, f"Run a {processor} worker until SIGTERM or SIGINT.")
+    what = f"Run a {processor} worker until SIGTERM or SIGINT."
+    parser = argument_parser(command, what, more)
     arguments = parser.parse_args(command_line(argv))
     configure_logging()
     for chatty in CHATTY_LOGGERS:

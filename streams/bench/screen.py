@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rich.console import Console, Group
-from rich.table import Table
+from rich.table import Column, Table
 
 from streams.bench.report import Goal, Metrics, Report, Spread
 from streams.errors import SettingsError
@@ -93,9 +93,10 @@ def _subjects(report: Report) -> Table:
 
 
 def _figures(side: str, columns: Iterable[str]) -> Table:
-    table = Table(side)
+    # A name that is cut could be another's: of the columns, the figures' own may grow taller.
+    table = Table(Column(side, no_wrap=True))
     for name in columns:
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", overflow="fold")
     return table
 
 

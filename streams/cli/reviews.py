@@ -68,7 +68,7 @@ def decide(
 
     settings = settings_of(ctx)
     known = _cases(settings)
-    chosen = [_only(known, request) for request in requests]
+    chosen = _chosen(known, requests)
     now_ms = time.time_ns() // 1_000_000
     events = [
         event
@@ -115,6 +115,12 @@ def _cases(settings: Settings) -> list[Case]:
     return cases(
         requests, read_records(settings, FEEDBACK, FeedbackEvent, codec, since_ms=since_ms)
     )
+
+
+def _chosen(known: Sequence[Case], prefixes: Sequence[str]) -> list[Case]:
+    """The requests named, each once, however often and by however much of its id it is named."""
+    named = [_only(known, prefix) for prefix in prefixes]
+    return list({case.request.event_id: case for case in named}.values())
 
 
 def _only(known: Sequence[Case], prefix: str) -> Case:

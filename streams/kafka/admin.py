@@ -144,6 +144,42 @@ class Admin:
         for topic in topic_plan.creates:
             self._wait_for_leaders(topic.name, topic.partitions)
 
+    def delete(self, names: tuple[str, ...], *, group: str) -> tuple[str, ...]:
+        """Delete a consumer group that nobody is in, and then these topics, as far as they exist.
+
+        Returns:
+            The topics that were deleted.
+
+        Raises:
+            TopicError: Somebody is in the group (nothing was deleted then), or the cluster
+                refuses.
+            BrokerError: The cluster cannot be reached.
+        """
+        from confluent_kafka import KafkaError, KafkaException
+
+        (future,) = self._call(
+            lambda: self._client.delete_consumer_groups([group], request_timeout=self._timeout_s)
+        ).values()
+        try:
+            future.result()
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.NON_EMPTY_GROUP:
+                raise TopicError(
+                    f"group {group} still has members: stop what reads for it, and try again "
+                    "after kafka.session_timeout_ms"
+                ) from error
+            if code != KafkaError.GROUP_ID_NOT_FOUND:
+                self._result(future, f"delete group {group}")
+        there = self._metadata().topics
+        found = [name for name in names if name in there]
+        if found:
+            futures = self._call(
+                lambda: self._client.delete_topics(found, request_timeout=self._timeout_s)
+            )
+            self._settle(futures, "delete topic")
+        return tuple(found)
+
     def _configs(self, names: tuple[str, ...]) -> dict[str, Mapping[str, str]]:
         from confluent_kafka.admin import (  # type: ignore[attr-defined]
             ConfigResource,

@@ -63,6 +63,22 @@ def test_a_shadow_scores_the_same_segments_and_is_compared(
             return False
         return any(scored.segment.segment_id == segment_id for scored in found)
 
+    def run(code: int, *arguments: str) -> subprocess.CompletedProcess[str]:
+        done = subprocess.run(
+            [*command, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            cwd=ROOT,
+            env=environ,
+            check=False,
+        )
+        assert done.returncode == code, (done.stdout, done.stderr)
+        return done
+
+    def remove(code: int) -> subprocess.CompletedProcess[str]:
+        return run(code, "shadow", name, "--remove")
+
     with (tmp_path / "log").open("wb") as log:
         worker = subprocess.Popen(
             [*command, "shadow", name, "--weights", str(weights)],
@@ -74,23 +90,18 @@ def test_a_shadow_scores_the_same_segments_and_is_compared(
         try:
             wait_until(lambda: worker.poll() is not None or shadowed(), "scored by the shadow")
             assert worker.poll() is None, (tmp_path / "log").read_text()
+            assert "still has members" in remove(1).stderr
             worker.send_signal(signal.SIGTERM)
             assert worker.wait(DEADLINE_S) == 0
         finally:
             worker.kill()
             worker.wait()
-    done = subprocess.run(
-        [*command, "compare", name, "--json"],
-        capture_output=True,
-        text=True,
-        timeout=DEADLINE_S,
-        cwd=ROOT,
-        env=environ,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = json.loads(run(0, "compare", name, "--json").stdout)
     differences = {item["segment_id"]: item for item in result["largest"]}
     assert result["segments"] >= 1
     assert result["shadow"] != result["real"]
     assert (differences[segment_id]["real"], differences[segment_id]["shadow"]) == (0.4, 1.0)
+    assert f"trajectory.scored-shadow-{name}" in remove(0).stdout
+    assert not shadowed()
+    assert "there is nothing" in remove(0).stdout
+    assert f"start it with `clawstream reward shadow {name}" in run(1, "compare", name).stderr

@@ -23,9 +23,9 @@ def report(*goals: Goal) -> Report:
     )
 
 
-def shown(of: Report) -> str:
+def shown(of: Report, width: int = 120) -> str:
     text = io.StringIO()
-    show(of, Console(file=text, width=120))
+    show(of, Console(file=text, width=width))
     return text.getvalue()
 
 
@@ -40,6 +40,15 @@ def test_many_metrics_go_down_the_side() -> None:
     text = shown(Report(bench="delay", machine=describe_machine(), subjects=subjects))
     assert "│ p50    │ 1.00 │" in text
     assert "│ p99    │ 2.00 │" in text
+
+
+def test_names_are_whole_on_a_narrow_screen() -> None:
+    metrics = {f"a_metric_with_a_long_name_{number}": [1.0, 2.0] for number in range(4)}
+    names = ["filters_on_20%", "filters_on_20%_no_attack", "x", "y", "z"]
+    subjects = dict.fromkeys(names, metrics)
+    text = shown(Report(bench="b", machine=describe_machine(), subjects=subjects), width=80)
+    assert "…" not in text
+    assert all(f"│ {name} " in text for name in names)
 
 
 def test_a_goal_missed_is_shown_as_missed() -> None:

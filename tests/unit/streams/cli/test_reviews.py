@@ -41,3 +41,7 @@ def test_a_request_is_named_by_what_its_id_begins_with(prefix: str) -> None:
     assert reviews._only([CASE], "0123") is CASE
     with pytest.raises(RewardError, match=f"no review request '{prefix}'"):
         reviews._only([CASE], prefix)
+
+
+def test_a_request_that_is_named_twice_is_decided_once() -> None:
+    assert reviews._chosen([CASE], ["0123", "0123456789abcdef", "0123"]) == [CASE]

@@ -63,3 +63,10 @@ def test_a_process_refuses_an_unknown_key(name: str, tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "align.settel_ms" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_rewards_help_names_its_other_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["reward", "--help"])
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in ("explain SEGMENT_ID", "shadow NAME", "compare NAME"))
