@@ -14,15 +14,30 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Any
 
 from streams.contracts import FeedbackEvent, FeedbackKind
-from streams.errors import ImportFormatError, InvalidRecordError, RecordError
+from streams.errors import (
+    ImportFormatError,
+    InvalidRecordError,
+    RecordError,
+    RequestRefusedError,
+)
+from streams.gateway.ids import usable_id
 from streams.foreign import lone_half
 from streams.serde.validation import validate
 
 NAME_ATTRIBUTE = "outcome"
 """Attribute of an outcome: its name."""
+
+MAX_NAME_CHARS = 200
+"""How long an outcome's name may be: it is on every record that shows it."""
+
+DELIMITERS = ",;\t"
+"""What may stand between the columns of a table; spreadsheets take what their country does."""
+
+_IDS = ("session_id", "turn_id", "supersedes", "user_id")
 
 _WHOLE = re.compile(r"-?[0-9]{1,18}")
 
@@ -84,6 +99,8 @@ def read_outcome(item: Any, defaults: Defaults) -> FeedbackEvent:
         )
     session_id, turn_id = _text(given, "session_id"), _text(given, "turn_id")
     name = _optional(given, "outcome")
+    if name is not None and len(name) > MAX_NAME_CHARS:
+        raise InvalidRecordError(f"outcome: a name has at most {MAX_NAME_CHARS} characters")
     at_ms = _time(given.get("event_time"), defaults.now_ms)
     if at_ms > defaults.latest_ms:
         raise InvalidRecordError("event_time lies in the future")
@@ -187,10 +204,16 @@ class ImportedOutcomes:
 def read_outcomes_csv(lines: Iterable[str], defaults: Defaults) -> ImportedOutcomes:
     """Outcomes from CSV: a header with the names of ``FIELDS``, then one on each line.
 
+    Between the columns stands what stands between those of the header: one of ``DELIMITERS``.
+
     Raises:
         ImportFormatError: It has no header, or one with a column that is not known or named twice.
     """
-    reader = csv.DictReader(lines, strict=True)
+    found = iter(lines)
+    header_line = next(found, "")
+    reader = csv.DictReader(
+        chain((header_line,), found), strict=True, delimiter=_delimiter(header_line)
+    )
     try:
         header = [name.strip() for name in reader.fieldnames or ()]
         unknown = sorted(set(header) - FIELDS)
@@ -219,7 +242,18 @@ def read_outcomes_csv(lines: Iterable[str], defaults: Defaults) -> ImportedOutco
 def _row(row: Mapping[Any, Any], defaults: Defaults) -> FeedbackEvent:
     if None in row:
         raise InvalidRecordError("has more columns than the header")
-    return read_outcome(row, defaults)
+    event = read_outcome(row, defaults)
+    for name in _IDS:
+        try:
+            usable_id(name, getattr(event, name))
+        except RequestRefusedError as error:
+            raise InvalidRecordError(str(error)) from error
+    return event
+
+
+def _delimiter(header: str) -> str:
+    """What stands between the names of the header: no name has one of them in it."""
+    return max(DELIMITERS, key=header.count)
 
 
 __all__ = [

@@ -72,8 +72,10 @@ def outcomes(
     try:
         with file.open(encoding="utf-8-sig", newline="") as lines:
             imported = read_outcomes_csv(lines, defaults)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ImportFormatError(f"cannot read {file}: {error}") from error
+    except OSError as error:
+        raise ImportFormatError(f"cannot read {file}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ImportFormatError(f"{file} is not UTF-8: {error}; save it as UTF-8") from error
     except ImportFormatError as error:
         raise ImportFormatError(f"{file}: {error}") from error
     _import(settings, imported.events, imported.skipped, dry_run=dry_run, as_json=as_json)

@@ -89,6 +89,7 @@ def test_an_outcome_with_an_id_of_its_own_is_one_event_however_often_it_is_sent(
         ({"outcome": "bought", "event_time": True}, "is neither"),
         ({"outcome": "bought", "event_time": "9" * 40}, "is neither"),
         ({"outcome": "bought", "event_time": "0001-01-01T00:00:00+23:59"}, "is neither"),
+        ({"outcome": "x" * 201, "value": 1}, "outcome: a name has at most 200 characters"),
         ({"session_id": "\ud800", "outcome": "bought"}, "session_id: .* UTF-8"),
     ],
 )
@@ -118,6 +119,28 @@ def test_a_file_is_read_line_by_line_and_bad_lines_are_named() -> None:
     assert [(e.session_id, e.value) for e in found.events] == [("s1", 1.0), ("s2", 0.5)]
     assert [line.partition(":")[0] for line in found.skipped] == ["line 4", "line 5", "line 6"]
     assert "turn_id is missing" in found.skipped[0]
+
+
+@pytest.mark.parametrize("between", [",", ";", "\t"])
+def test_what_stands_between_the_names_stands_between_the_columns(between: str) -> None:
+    lines = ["session_id,turn_id,outcome\n", 's1,"t,1;x",bought\n']
+    if between != ",":
+        lines = [lines[0].replace(",", between), f's1{between}"t,1;x"{between}bought\n']
+    (event,) = read_outcomes_csv(lines, DEFAULTS).events
+    assert (event.session_id, event.turn_id, event.value) == ("s1", "t,1;x", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("turn_id", "says"),
+    [("a\0b", "turn_id must not hold control characters"), ("x" * 513, "longer than 512 bytes")],
+)
+def test_ids_that_the_gateway_refuses_are_left_out(turn_id: str, says: str) -> None:
+    lines = ["session_id,turn_id,outcome\n", f"s1,{turn_id},bought\n", "s2,t2,bought\n"]
+    found = read_outcomes_csv(lines, DEFAULTS)
+    assert [event.session_id for event in found.events] == ["s2"]
+    assert len(found.skipped) == 1
+    assert found.skipped[0].startswith("line 2: ")
+    assert says in found.skipped[0]
 
 
 @pytest.mark.parametrize(
