@@ -24,8 +24,8 @@ from streams.errors import (
     RecordError,
     RequestRefusedError,
 )
-from streams.gateway.ids import usable_id
 from streams.foreign import lone_half
+from streams.gateway.ids import usable_id
 from streams.serde.validation import validate
 
 NAME_ATTRIBUTE = "outcome"
