@@ -27,7 +27,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from processors.reward.plugins import NO_PLUGINS, Plugins, ask_component, ask_signal
-from processors.reward.signals import Signal, Turns, find, repeats, tool_error
+from processors.reward.repetition import Turns, repeats
+from processors.reward.signals import Signal, find, tool_error
 from streams.contracts import (
     FeedbackKind,
     FeedbackWeight,

@@ -6,7 +6,7 @@ phrases that only look like the signal ("no problem", "不错"); each is blanked
 ``patterns`` are the signal; the first that still matches is it. Precision comes before
 recall: a signal that is missed costs nothing, a wrong one teaches the opposite.
 
-Repetition is no rule but a comparison (``repeats``): the user asks again what was answered.
+Repetition is no rule but a comparison (``processors.reward.repetition``).
 What a tool answered is read by rules of its own (``tool_error``): did the call fail?
 
 Pure: no clock, no state, no I/O.
@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from msgspec import Struct
-from rapidfuzz import fuzz
+from opencc import OpenCC
 
 from processors.reward.contrast import asks, corrects
 from processors.reward.gate import Gate
@@ -90,10 +90,8 @@ _PLACES = tuple(
 
 _GATE = Gate([pattern for rules in RULE_SETS for pattern in rules.patterns])
 
-_SIMPLIFIED = str.maketrans(
-    "對錯謝請這問說還為樣決幫個時後讓沒會過結題寫來嗎麼應該給從啦咯囉",
-    "对错谢请这问说还为样决帮个时后让没会过结题写来吗么应该给从了了了",
-)
+_HAN = range(0x3400, 0xA000)
+_PARTICLES = dict.fromkeys(map(ord, "啦咯囉"), "了")
 _APOSTROPHES = str.maketrans("’‘`´", "''''")
 _CODE = re.compile(r"```.*?(?:```|$)", re.DOTALL)
 _QUOTED_LINE = re.compile(r"^[^\S\n]*>.*$", re.MULTILINE)
@@ -105,8 +103,8 @@ def normalise(text: str) -> str:
     """``text`` as the rules read it.
 
     Fenced code and quoted lines are dropped (they are not the user's words about the reply),
-    compatibility forms folded (full-width punctuation becomes ASCII), case folded, common
-    traditional characters made simplified, white space collapsed; the first ``MAX_CHARS``.
+    compatibility forms folded (full-width punctuation becomes ASCII), case folded, traditional
+    characters made simplified, white space collapsed; the first ``MAX_CHARS``.
     """
     return _normalise(text[: 4 * MAX_CHARS])
 
@@ -120,8 +118,16 @@ def _normalise(text: str) -> str:
     if own.isascii():
         return " ".join(own.replace("`", "'").lower().split())[:MAX_CHARS]
     folded = unicodedata.normalize("NFKC", own.translate(_APOSTROPHES)).casefold()
-    spaced = _SPACE.sub(" ", folded.translate(_SIMPLIFIED)).strip()
+    spaced = _SPACE.sub(" ", folded.translate(_simplified())).strip()
     return _SPACE_BESIDE_CHINESE.sub("", spaced)[:MAX_CHARS]
+
+
+@lru_cache(maxsize=1)
+def _simplified() -> dict[int, str]:
+    """The simplified form of each character that has another."""
+    simple = OpenCC("t2s").convert
+    table = {code: simple(chr(code)) for code in _HAN}
+    return {code: form for code, form in table.items() if ord(form) != code} | _PARTICLES
 
 
 def prepare() -> None:
@@ -130,6 +136,7 @@ def prepare() -> None:
     It takes one to two seconds of processor time, once in a process.
     """
     _GATE.prepare()
+    _simplified()
 
 
 def find(text: str, reply: str = "") -> tuple[Match, ...]:
@@ -231,117 +238,9 @@ _ASCII_BLANKS = "".join(chr(n).lower() if chr(n).isalnum() else " " for n in ran
 
 _ASCII_DIGITS = b"0123456789"
 
-_FILLER_EN = (
-    "a an the is are was were be do does did can could would will should i you me my your we us"
-    " it that this to of in on at for and or so please pls tell again more continue next another"
-    " ok okay yes no go just then now hey hi hello know want like need say said asked ask repeat"
-)
-_FILLER_ZH = "请的了吗呢吧啊呀我你您帮给再来个继续是好说遍能可以想要知道告诉问么那就还"
-_FILLER = frozenset(_FILLER_EN.split()) | frozenset(_FILLER_ZH)
-"""Words that may differ, come or go without making it another question."""
 
-_SAME_WORDS = (
-    ("如何", "怎么"),
-    ("怎样", "怎么"),
-    ("啥", "什么"),
-    *((word, "") for word in ("一下", "一个", "一遍", "一本", "一首", "一些", "一点")),
-)
-MIN_CONTENT = 4
-"""Weight of content below which nothing is a repetition: a word is 2, a Chinese character 1."""
-
-MAX_TOKENS = 256
-MAX_SLIPS = 4
-"""More words that the other turn lacks are no slips of the pen, however similar to its words."""
-
-SAME_WORD = 0.8
-"""Similarity from which two words are one, misspelt or in another form."""
-
-
-class _Content:
-    """A turn as it is compared.
-
-    Args:
-        text: As it was written.
-        tokens: All its words, in order.
-        words: Those among them that are content, each once.
-    """
-
-    __slots__ = ("_plain", "text", "tokens", "words")
-
-    def __init__(self, text: str, tokens: list[str]) -> None:
-        self.text = text
-        self.tokens = tokens
-        self.words = frozenset(tokens) - _FILLER
-        self._plain: str | None = None
-
-    @property
-    def plain(self) -> str:
-        """As ``normalise`` makes it."""
-        if self._plain is None:
-            self._plain = normalise(self.text)
-        return self._plain
-
-    def in_order(self) -> list[str]:
-        """The content words."""
-        return [token for token in self.tokens if token not in _FILLER]
-
-
-class Turns(dict[str, _Content]):
-    """The turns of a segment as they are compared, each made when it is first asked for.
-
-    Each turn is compared with all replies before it, so it is read once for all of them.
-    """
-
-    def __missing__(self, text: str) -> _Content:
-        made = self[text] = _content_of(text)
-        return made
-
-
-def repeats(
-    text: str, earlier: Sequence[str], threshold: float, turns: Turns | None = None
-) -> float | None:
-    """How closely ``text`` asks again for what one of ``earlier`` asked.
-
-    The similarity is rapidfuzz's, of the whole texts or of their content words, whichever is
-    larger. Two things are no repetition however similar: texts with hardly any content ("go
-    on"), and texts that each have a content word the other lacks ("the capital of France",
-    "the capital of Spain").
-
-    Args:
-        text: The later turn.
-        earlier: Earlier turns of the user.
-        threshold: Least similarity that counts, in [0, 1].
-        turns: What is known of the turns of its segment.
-
-    Returns:
-        The largest similarity in [threshold, 1]; None if there is none.
-    """
-    known = Turns() if turns is None else turns
-    scores = [
-        _similarity(known[text], known[other]) for other in earlier if not other.isspace() and other
-    ]
-    best = max((score for score in scores if score is not None), default=None)
-    return best if best is not None and best >= threshold else None
-
-
-def _content_of(text: str) -> _Content:
-    if _is_plain(text):
-        tokens = text.translate(_ASCII_BLANKS).split()
-    else:
-        content = normalise(text)
-        if not content.isascii():
-            for variant, word in _SAME_WORDS:
-                content = content.replace(variant, word)
-        tokens = _tokens(content)
-    return _Content(text, tokens if len(tokens) <= MAX_TOKENS else tokens[:MAX_TOKENS])
-
-
-def _is_plain(text: str) -> bool:
-    """Whether normalising drops and folds nothing of ``text`` that would change its tokens."""
-    return text.isascii() and len(text) <= MAX_CHARS and ">" not in text and "```" not in text
-
-
-def _tokens(plain: str) -> list[str]:
+def tokens_of(plain: str) -> list[str]:
+    """The words of a text that ``normalise`` made; of Chinese its characters."""
     if plain.isascii():
         return plain.translate(_ASCII_BLANKS).split()
     return _TOKEN.findall(plain)
@@ -358,61 +257,20 @@ def words(text: str) -> tuple[str, ...]:
         plain = _DIGITS.sub("0", plain)
     if len(plain) > 2 * EDGE_CHARS:
         plain = f"{plain[:EDGE_CHARS]} {plain[-EDGE_CHARS:]}"
-    return tuple(_tokens(plain))
-
-
-def _weight(tokens: Sequence[str]) -> int:
-    return 2 * len(tokens) - len([1 for token in tokens if "一" <= token[0] <= "鿿"])
-
-
-def _similarity(later: _Content, before: _Content) -> float | None:
-    if _apart(later.words, before.words):
-        return None
-    mine, theirs = later.in_order(), before.in_order()
-    if min(_weight(mine), _weight(theirs)) < MIN_CONTENT:
-        return None
-    if _lacking(later, before) and _lacking(before, later):
-        return None
-    whole = fuzz.ratio(later.plain, before.plain)
-    content = fuzz.token_sort_ratio(" ".join(mine), " ".join(theirs))
-    return float(max(whole, content)) / 100.0
-
-
-def _apart(mine: frozenset[str], theirs: frozenset[str]) -> bool:
-    """Whether most words of each are not in the other: no slips of the pen explain that."""
-    return 2 * len(mine & theirs) < min(len(mine), len(theirs))
-
-
-def _lacking(content: _Content, other: _Content) -> bool:
-    """Whether a token has no counterpart in the other turn; numbers must be equal."""
-    missing = content.words - other.words
-    if len(missing) > MAX_SLIPS:
-        return True
-    return any(not _has_counterpart(token, other.words) for token in missing)
-
-
-def _has_counterpart(token: str, others: Iterable[str]) -> bool:
-    if len(token) < 4 or any(character.isdigit() for character in token):
-        return False
-    # A slip of the pen hardly ever spares the first letter: "ethanol", "methanol" are two words.
-    return any(
-        token[0] == other[0] and fuzz.ratio(token, other) >= 100 * SAME_WORD for other in others
-    )
+    return tuple(tokens_of(plain))
 
 
 __all__ = [
     "MAX_CHARS",
     "MAX_RULE_CHARS",
-    "MIN_CONTENT",
     "RULE_SETS",
     "Match",
     "RuleSet",
     "Signal",
-    "Turns",
     "find",
     "normalise",
     "prepare",
-    "repeats",
+    "tokens_of",
     "tool_error",
     "words",
 ]

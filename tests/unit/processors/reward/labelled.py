@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from processors.reward.signals import Signal, find, repeats, tool_error
+from processors.reward.repetition import repeats
+from processors.reward.signals import Signal, find, tool_error
 from streams.settings import RewardSettings
 
 FILE = Path(__file__).with_name("labelled.tsv")

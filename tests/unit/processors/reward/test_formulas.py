@@ -20,7 +20,7 @@ from processors.reward.formulas import (
     read,
     score_segment,
 )
-from processors.reward.signals import repeats
+from processors.reward.repetition import repeats
 from streams.contracts import (
     FeedbackKind,
     Message,

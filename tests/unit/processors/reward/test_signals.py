@@ -13,7 +13,6 @@ from processors.reward.signals import (
     Signal,
     find,
     normalise,
-    repeats,
     tool_error,
     words,
 )
@@ -222,55 +221,6 @@ def test_english(text: str, expected: set[Signal]) -> None:
 @pytest.mark.parametrize(("text", "expected"), CHINESE)
 def test_chinese(text: str, expected: set[Signal]) -> None:
     assert {match.signal for match in find(text)} == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "earlier", "repeated"),
-    [
-        ("How do I sort a list in Python?", "how can I sort a list in python", True),
-        ("how do I sort a list in pyhton", "How do I sort a list in Python?", True),
-        ("I asked: how do I sort a list in Python", "How do I sort a list in Python?", True),
-        ("reset my password", "Reset my password!", True),
-        ("What is the capital of France?", "What is the capital of Spain?", False),
-        ("When did Napoleon die?", "How did Napoleon die?", False),
-        ("what is 12 times 13", "what is 12 times 14", False),
-        ("go on", "go on", False),
-        ("yes please", "yes please", False),
-        ("tell me more", "tell me more", False),
-        ("Translate this long sentence about cats into French", "Translate this long sentence "
-         "about cats into German", False),
-        ("How do I reset my password?", "What is the weather like in Berlin today?", False),
-        ("怎么重置密码", "如何重置密码？", True),
-        ("请问怎么重置我的密码", "怎么重置密码", True),
-        ("法国的首都是哪里", "法国的首都是哪里？", True),
-        ("法国的首都是哪里", "西班牙的首都是哪里", False),
-        ("继续说", "继续说", False),
-        ("再来一个", "再来一个", False),
-        ("怎么安装数据库", "怎么重置密码", False),
-    ],
-)  # fmt: skip
-def test_repetition(text: str, earlier: str, repeated: bool) -> None:
-    assert (repeats(text, [earlier], 0.8) is not None) is repeated
-    assert (repeats(earlier, [text], 0.8) is not None) is repeated
-
-
-@pytest.mark.parametrize(
-    ("text", "again"),
-    [
-        ("Which mountan railway betwen Zurch and Geneva accept bicycles during winter", True),
-        ("Which mountan railway betwen Zurch and Genva accept bicycles during winter", False),
-    ],
-)
-def test_a_few_words_of_a_question_may_be_misspelt(text: str, again: bool) -> None:
-    earlier = "Which mountain railways between Zurich and Geneva accept bicycles during winter"
-    assert (repeats(text, [earlier], 0.8) is not None) is again
-
-
-def test_repetition_takes_the_closest_of_the_earlier_turns() -> None:
-    earlier = ["What is the weather like?", "how to sort a python list", "sort a python list"]
-    assert repeats("Sort a Python list", earlier, 0.8) == 1.0
-    assert repeats("Sort a Python list", [], 0.8) is None
-    assert repeats("Sort a Python list", ["  "], 0.8) is None
 
 
 def test_the_quote_shows_what_was_found() -> None:
