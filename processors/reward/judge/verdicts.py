@@ -71,7 +71,7 @@ def read_rubric(path: Path | None) -> Rubric:
     """The rubric in a file; the one that is shipped if ``path`` is None.
 
     Raises:
-        SettingsError: It cannot be read, or is empty.
+        SettingsError: It cannot be read, is empty or asks for no verdict.
     """
     source = path or Path(__file__).with_name("rubric.md")
     try:
@@ -80,6 +80,11 @@ def read_rubric(path: Path | None) -> Rubric:
         raise SettingsError(f"judge.rubric: cannot read {source}: {error}") from error
     if not text:
         raise SettingsError(f"judge.rubric: {source} is empty")
+    if "verdict:" not in text.lower():
+        raise SettingsError(
+            f"judge.rubric: {source} must ask for a last line VERDICT: 1, 0 or -1, or no answer "
+            "could be read"
+        )
     return Rubric(text, hashlib.sha256(text.encode()).hexdigest())
 
 

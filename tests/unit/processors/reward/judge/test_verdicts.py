@@ -122,12 +122,26 @@ def test_the_shipped_rubric_asks_for_what_is_read(tmp_path: Path) -> None:
         -1,
     ]
     other = tmp_path / "rubric.md"
-    other.write_text("Be strict.", encoding="utf-8")
+    other.write_text("Be strict. End with VERDICT: 1, 0 or -1.", encoding="utf-8")
     assert read_rubric(other).digest != rubric.digest
-    other.write_text(" \n", encoding="utf-8")
-    for path, says in ((other, "is empty"), (tmp_path / "none", "cannot read")):
-        with pytest.raises(SettingsError, match=rf"judge\.rubric: .*{says}"):
-            read_rubric(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (" \n", "is empty"),
+        ("Be strict.", "must ask for a last line VERDICT"),
+        (None, "cannot read"),
+    ],
+)
+def test_a_rubric_that_no_judge_can_go_by_is_refused(
+    tmp_path: Path, text: str | None, says: str
+) -> None:
+    path = tmp_path / "rubric.md"
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    with pytest.raises(SettingsError, match=rf"judge\.rubric: .*{says}"):
+        read_rubric(path)
 
 
 def test_only_the_newest_revision_is_judged() -> None:
