@@ -4,20 +4,45 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
 from streams.cli.common import print_json, settings_of
 from streams.errors import RewardError
+from streams.reviews import RATER_ATTRIBUTE, Case
 from streams.settings import Settings
-
-if TYPE_CHECKING:
-    from streams.reviews import Case
 
 SHOWN_ID = 12
 """How much of a request's id is shown; it is enough to name it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which requests are meant: those to which all that is not None applies."""
+
+    policy: str | None = None
+    filter_name: str | None = None
+    rater: str | None = None
+
+    @property
+    def says_something(self) -> bool:
+        """Whether it leaves anything out."""
+        return (self.policy, self.filter_name, self.rater) != (None, None, None)
+
+    def of(self, known: Sequence[Case], *, every: bool = False) -> list[Case]:
+        """Those of ``known`` that are meant; open ones only, unless ``every``."""
+        return [
+            case
+            for case in known
+            if (every or case.state == "open")
+            and self.policy in (None, case.request.policy)
+            and self.filter_name in (None, case.filter)
+            and self.rater in (None, case.request.attributes.get(RATER_ATTRIBUTE))
+        ]
+
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Decide about ratings that were held back."
@@ -34,14 +59,13 @@ def list_cases(
     ctx: typer.Context,
     every: bool = typer.Option(False, "--all", help="Decided ones too."),
     policy: str | None = typer.Option(None, help="Of this policy only."),
+    filter_name: str | None = typer.Option(None, "--filter", help="Held by this filter only."),
+    rater: str | None = typer.Option(None, help='By this rater only, for example "user u17".'),
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
     """List what waits for a decision, oldest first."""
-    found = [
-        case
-        for case in _cases(settings_of(ctx))
-        if (every or case.state == "open") and policy in (None, case.request.policy)
-    ]
+    wanted = Selection(policy, filter_name, rater)
+    found = wanted.of(_cases(settings_of(ctx)), every=every)
     if as_json:
         print_json([_plain(case) for case in found])
     else:
@@ -51,10 +75,16 @@ def list_cases(
 @app.command()
 def decide(
     ctx: typer.Context,
-    requests: list[str] = typer.Argument(help="Ids of requests, or what they begin with."),
+    requests: list[str] | None = typer.Argument(
+        None,
+        help="Ids of requests, or what they begin with; none: all that --filter and so on say.",
+    ),
     uphold: bool = typer.Option(
         ..., "--uphold/--reject", help="Whether the ratings count in full, or nothing."
     ),
+    policy: str | None = typer.Option(None, help="All that wait, of this policy."),
+    filter_name: str | None = typer.Option(None, "--filter", help="All that this filter held."),
+    rater: str | None = typer.Option(None, help='All by this rater, for example "user u17".'),
     actor: str | None = typer.Option(None, help="Who decides; kept with the decision."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
@@ -67,8 +97,14 @@ def decide(
     from streams.reviews import decide as events_of
 
     settings = settings_of(ctx)
+    wanted = Selection(policy, filter_name, rater)
+    if bool(requests) == wanted.says_something:
+        raise RewardError(
+            "name the requests, or say which with --filter, --rater and --policy, and not both; "
+            "`clawstream reviews list` shows them"
+        )
     known = _cases(settings)
-    chosen = _chosen(known, requests)
+    chosen = _chosen(known, requests) if requests else wanted.of(known)
     now_ms = time.time_ns() // 1_000_000
     events = [
         event
@@ -143,7 +179,7 @@ def _plain(case: Case) -> dict[str, Any]:
         "state": case.state,
         "filter": case.filter,
         "policy": request.policy,
-        "rater": request.attributes.get("rater"),
+        "rater": request.attributes.get(RATER_ATTRIBUTE),
         "ratings": list(request.feedback_event_ids),
         "session": request.session_id,
         "segment": request.segment_id,

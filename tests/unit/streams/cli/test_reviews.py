@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from streams.cli import reviews
+from streams.cli import main, reviews
 from streams.contracts import ReviewRequest
 from streams.errors import RewardError
 from streams.reviews import Case
@@ -19,6 +21,7 @@ CASE = Case(
         reason="3 negative ratings in a row by user [/bold] [red]x",
         event_time=1,
         policy="[/x]",
+        attributes={"filter": "burst", "rater": "user u"},
     )
 )
 
@@ -45,3 +48,28 @@ def test_a_request_is_named_by_what_its_id_begins_with(prefix: str) -> None:
 
 def test_a_request_that_is_named_twice_is_decided_once() -> None:
     assert reviews._chosen([CASE], ["0123", "0123456789abcdef", "0123"]) == [CASE]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found"),
+    [
+        (reviews.Selection(), True),
+        (reviews.Selection(filter_name="burst"), True),
+        (reviews.Selection("[/x]", "burst", "user u"), True),
+        (reviews.Selection(policy="default"), False),
+        (reviews.Selection(filter_name="row"), False),
+        (reviews.Selection("[/x]", "burst", "user v"), False),
+    ],
+)
+def test_many_are_named_by_what_they_have_in_common(wanted: reviews.Selection, found: bool) -> None:
+    decided = replace(CASE, state="upheld")
+    assert wanted.of([CASE, decided]) == ([CASE] if found else [])
+    assert wanted.of([decided], every=True) == ([decided] if found else [])
+
+
+@pytest.mark.parametrize("said", [["--reject"], ["0123", "--reject", "--filter", "burst"]])
+def test_either_ids_or_what_they_have_in_common_must_be_said(
+    said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["reviews", "decide", *said]) == 1
+    assert "name the requests, or say which with --filter" in capsys.readouterr().err
