@@ -143,7 +143,7 @@ STATE_ENTRIES = Metric(
 )  # fmt: skip
 STATE_BYTES = Metric(
     "clawstream_state_bytes", "gauge", ("processor", "partition"),
-    "Bytes of the values in a partition's state, as they stand in its changelog.",
+    "Bytes of a partition's state in its changelog: values, and of the reward its keys too.",
 )  # fmt: skip
 SESSIONS = Metric(
     "clawstream_sessions", "gauge", ("processor", "partition"),

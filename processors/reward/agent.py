@@ -81,7 +81,7 @@ class RewardProcessor:
     def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
         """See ``PartitionProcessor``."""
         known = dict(entries)
-        self._sizes = {key: len(value) for key, value in known.items()}
+        self._sizes = {key: len(key) + len(value) for key, value in known.items()}
         self._state_bytes = sum(self._sizes.values())
         self._state = machine.restore(
             (state_codec.decode_key(key), state_codec.decode_entry(value))
@@ -240,8 +240,8 @@ class RewardProcessor:
         for key, value in changes.items():
             self._state_bytes -= self._sizes.pop(key, 0)
             if value is not None:
-                self._sizes[key] = len(value)
-                self._state_bytes += len(value)
+                self._sizes[key] = len(key) + len(value)
+                self._state_bytes += self._sizes[key]
         return changes
 
 

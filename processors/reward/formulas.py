@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from processors.reward.plugins import NO_PLUGINS, Plugins, ask_component, ask_signal
+from processors.reward.plugins import NO_PLUGINS, Plugins, as_line, ask_component, ask_signal
 from processors.reward.repetition import Turns, repeats
 from processors.reward.signals import Signal, find, tool_error
 from streams.contracts import (
@@ -235,8 +235,13 @@ def _read_review(feedback: StepFeedback) -> Reading:
 
 def _read_judgement(feedback: StepFeedback) -> Reading:
     if feedback.value is None:
-        return Reading(problem=f"no verdict: {feedback.text or 'the judge gave no reason'}")
+        return Reading(problem=f"no verdict: {_said(feedback, 'the judge gave no reason')}")
     return _read_scaled(feedback)
+
+
+def _said(feedback: StepFeedback, otherwise: str) -> str:
+    """The words of ``feedback`` as a line of their own; a segment has them whole."""
+    return as_line(feedback.text) if feedback.text else otherwise
 
 
 _READERS: Mapping[FeedbackKind, Callable[[StepFeedback], Reading]] = {
@@ -304,12 +309,16 @@ def latest_ratings(given: Given, default: str) -> dict[str, tuple[StepFeedback, 
 
 
 def explicit(step: Step, context: StepContext, settings: RewardSettings) -> RewardComponent:
-    """What people said: the mean over raters of their latest rating times its credibility."""
+    """What people said: the mean over raters of their latest rating times its credibility.
+
+    A rating that counts nothing has no part in the mean.
+    """
     values: list[float] = []
     evidence: list[str] = []
     for rater, (item, value) in context.opinions.items():
         weight = context.credibility.get(item.event_id, BELIEVED).weight
-        values.append(value * weight)
+        if weight > 0.0:
+            values.append(value * weight)
         believed = "" if weight == 1.0 else f", counts {weight:g}"
         evidence.append(f"{item.kind.value} {item.event_id} by {rater}: {_signed(value)}{believed}")
     mean = math.fsum(values) / len(values) if values else None
@@ -354,7 +363,7 @@ def business(step: Step, context: StepContext, settings: RewardSettings) -> Rewa
     if outcomes:
         item, value = outcomes[-1]
         name = item.attributes.get(NAME_ATTRIBUTE)
-        said = f" ({name})" if name else ""
+        said = f" ({as_line(name)})" if name else ""
         evidence = (f"outcome {item.event_id}{said}: {_signed(value)}",)
     return RewardComponent(
         name="business", weight=settings.weight_business, value=value, evidence=evidence
@@ -391,10 +400,11 @@ def judge(step: Step, context: StepContext, settings: RewardSettings) -> RewardC
     evidence: tuple[str, ...] = ("no verdict yet",) if settings.weight_judge > 0 else ()
     if verdicts:
         item, value = verdicts[-1]
-        evidence = (f"judgement {item.event_id}: {_signed(value)} ({item.text or 'no words'})",)
+        words = _said(item, "no words")
+        evidence = (f"judgement {item.event_id}: {_signed(value)} ({words})",)
     elif judgements:
         last = judgements[-1]
-        evidence = (f"no verdict, {last.event_id}: {last.text or 'the judge gave no reason'}",)
+        evidence = (f"no verdict, {last.event_id}: {_said(last, 'the judge gave no reason')}",)
     return RewardComponent(
         name="judge", weight=settings.weight_judge, value=value, evidence=evidence
     )
@@ -860,13 +870,20 @@ def _remarks(step: Step, opinions: Mapping[str, tuple[StepFeedback, float]]) -> 
 
 
 def _directives(context: StepContext) -> tuple[str, ...]:
-    """What the user told the model to do instead: as sent, else as said, each text once."""
+    """What the user told the model to do instead: as sent, else as said, each text once.
+
+    Of a longer text the first ``MAX_DIRECTIVE_CHARS``.
+    """
     sent = of_kinds(context.given, SIGNAL_KINDS)
     if sent:
         texts = [i.text for i, _ in sent if i.kind is FeedbackKind.DIRECTIVE and i.text]
     else:
         texts = [s.content for s in context.signals if s.signal is Signal.DIRECTIVE]
-    return tuple(dict.fromkeys(text.strip() for text in texts if text.strip()))
+    said = (text.strip()[:MAX_DIRECTIVE_CHARS] for text in texts)
+    return tuple(dict.fromkeys(filter(None, said)))
+
+
+MAX_DIRECTIVE_CHARS = 4_000
 
 
 def score_segment(

@@ -201,7 +201,7 @@ def ask_signal(plugin: Plugged, text: str) -> Result:
     # A plugin may raise anything; whatever it is must stop at its own part of the reward.
     except _FAILURES as error:
         return Result(error=describe(error))
-    return Result(None if words is None else _line(words))
+    return Result(None if words is None else as_line(words))
 
 
 def ask_component(
@@ -211,7 +211,7 @@ def ask_component(
     try:
         value, evidence = plugin.call(step, segment, settings)
         said = (evidence,) if isinstance(evidence, str) else evidence
-        lines = tuple(_line(str(line)) for line in islice(said, MAX_LINES))
+        lines = tuple(as_line(str(line)) for line in islice(said, MAX_LINES))
         if value is None:
             return Result(None, lines)
         number = float(value)
@@ -227,13 +227,13 @@ def describe(error: BaseException) -> str:
     """An error of somebody else's in one short line."""
     name = type(error).__name__
     try:
-        return _line(f"{name}: {error}")
+        return as_line(f"{name}: {error}")
     # An error of a foreign type may fail at saying what it is.
     except _FAILURES:
-        return _line(name)
+        return as_line(name)
 
 
-def _line(text: str) -> str:
+def as_line(text: str) -> str:
     """``text`` as a line that fits on a record, whatever is in it."""
     cut = text[: 4 * MAX_MESSAGE].encode("utf-8", "replace").decode()
     plain = " ".join(cut.split())
@@ -253,6 +253,7 @@ __all__ = [
     "SignalPlugin",
     "ask_component",
     "ask_signal",
+    "as_line",
     "describe",
     "load",
     "load_judge",

@@ -32,9 +32,9 @@ HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 T0 = 1_767_225_600_000
 SESSIONS = 200
-ALIGN_BYTES_MAX = 2_000
-REWARD_BYTES_MAX = 600
-"""Of state for each closed session; docs/operations.md and docs/rewards.md have the figures."""
+ALIGN_BYTES_MAX = 350
+REWARD_BYTES_MAX = 100
+"""Of state for each closed session; docs/front-ends.md has the figures."""
 
 
 @dataclass

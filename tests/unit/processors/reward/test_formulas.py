@@ -181,6 +181,37 @@ def test_credibility_multiplies_the_rating_and_says_why() -> None:
     assert "credibility: because" in reward.reasons
 
 
+@pytest.mark.parametrize("renormalise", [False, True])
+def test_a_rating_that_is_held_has_no_part_in_the_mean(renormalise: bool) -> None:
+    settings = RewardSettings(renormalise=renormalise)
+    beliefs = {"f2": Credibility(weight=0.0, filter="flood", reason="credibility: held")}
+    both = [reply("a1", thumb("f1", 1), thumb("f2", -1, user_id="u2"))]
+    held = [reply("a1", thumb("f2", -1, user_id="u2"), feedback("f3", FeedbackKind.COPY))]
+    (of_both,) = score_segment(segment(both), settings, beliefs).rewards
+    (of_held,) = score_segment(segment(held), settings, beliefs).rewards
+    assert value_of(of_both, "explicit") == 1.0
+    assert value_of(of_held, "explicit") is None
+    assert of_held.reward == pytest.approx(0.8 if renormalise else 0.3 * 0.8)
+    assert "explicit: thumb f2 by user u2: -1, counts 0" in of_held.reasons
+
+
+def test_words_of_others_take_a_bounded_part_of_the_record() -> None:
+    long = "words " * 50_000
+    given = [
+        feedback("o1", FeedbackKind.OUTCOME, 1.0, attributes={"outcome": long}),
+        judged("j1", 1.0, text=long),
+        feedback("j2", FeedbackKind.JUDGEMENT, text=long),
+        feedback("d1", FeedbackKind.DIRECTIVE, text=long),
+    ]
+    reward = score(*given, settings=JUDGED)
+    written = [*reward.reasons, *(line for c in reward.components for line in c.evidence)]
+    assert sum(map(len, written)) < 3_000
+    assert (
+        sum("words words" in line and line.endswith(("…)", "…): +1", "…")) for line in written) >= 3
+    )
+    assert [len(text) for text in reward.directives] == [4_000]
+
+
 @pytest.mark.parametrize(
     ("item", "value"),
     [

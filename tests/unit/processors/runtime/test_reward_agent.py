@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec.structs import replace
 
@@ -196,11 +198,15 @@ def test_a_tick_is_passed_and_another_null_value_is_a_dead_letter() -> None:
     assert CODEC.decode(output.value, DeadLetter).reason is DeadLetterReason.NULL_VALUE
 
 
+def size_of(entries: Mapping[bytes, bytes]) -> int:
+    return sum(len(key) + len(value) for key, value in entries.items())
+
+
 def test_a_user_who_was_forgotten_is_null_in_the_changelog() -> None:
     processor = new_processor(ProcessorMetrics("reward"))
     feed(processor, segment(1))
     before = dict(kept(processor.drain(10)))
-    assert processor.status().state_bytes == sum(map(len, before.values()))
+    assert processor.status().state_bytes == size_of(before)
     long_after = 50_000 + 4 * RewardSettings().history_ms
     feed(processor, segment(2, closed_at=long_after, user="other"), first=1)
     outcome = processor.drain(10)
@@ -209,8 +215,8 @@ def test_a_user_who_was_forgotten_is_null_in_the_changelog() -> None:
     assert gone <= before.keys()
     left = {key: value for key, value in before.items() if key not in gone} | dict(kept(outcome))
     status = processor.status()
-    size = sum(map(len, left.values()))
-    assert (status.sessions, status.state_entries, status.state_bytes) == (1, len(left), size)
+    wanted = (1, len(left), size_of(left))
+    assert (status.sessions, status.state_entries, status.state_bytes) == wanted
     restarted = new_processor(ProcessorMetrics("reward"))
     restarted.restore(left.items(), outcome.meta)
     assert restarted.status() == status
