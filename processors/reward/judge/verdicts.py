@@ -28,7 +28,11 @@ VOTES_ATTRIBUTE = "votes"
 MAX_TURN_CHARS = 8_000
 """How much of a turn a judge is shown: its beginning."""
 
-_VERDICT = re.compile(r"^\W*verdict\W*?:\W*?([+-]?1|0)\W*$", re.IGNORECASE | re.MULTILINE)
+_AROUND = " \t\r*_`\"'“”$\\(){}<>[]"
+"""What models put around a word or a number. No sign is among it, lest a -1 be read as a 1."""
+
+_MINUS = "\\-\N{MINUS SIGN}\N{HYPHEN}\N{EN DASH}\N{EM DASH}\N{FULLWIDTH HYPHEN-MINUS}"
+_NUMBER = re.compile(rf"(?P<sign>[+{_MINUS}]?) ?(?P<number>[01])")
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +132,22 @@ def read_vote(answer: str) -> int:
     Raises:
         JudgeError: There is none.
     """
-    found = _VERDICT.findall(answer)
-    if not found:
-        end = " ".join(answer.split())[-80:]
-        raise JudgeError(f"the answer has no line VERDICT: 1, 0 or -1; it ends: {end!r}")
-    return int(found[-1])
+    for line in reversed(answer.splitlines()):
+        vote = _vote(line)
+        if vote is not None:
+            return vote
+    end = " ".join(answer.split())[-80:]
+    raise JudgeError(f"the answer has no line VERDICT: 1, 0 or -1; it ends: {end!r}")
+
+
+def _vote(line: str) -> int | None:
+    word, _, number = line.replace("\N{FULLWIDTH COLON}", ":").partition(":")
+    if word.strip(_AROUND + "#|-").lower() != "verdict":
+        return None
+    found = _NUMBER.fullmatch(number.lstrip(_AROUND).rstrip(_AROUND + ".!。"))
+    if found is None:
+        return None
+    return int(found["number"]) * (1 if found["sign"] in ("", "+") else -1)
 
 
 def judgement(

@@ -33,6 +33,14 @@ RUBRIC = Rubric("Judge it.", "digest")
         ("Good reply.\nVERDICT: -1\n", -1),
         ("**Verdict:** 0", 0),
         ("verdict: +1.", 1),
+        ("VERDICT: \N{MINUS SIGN}1", -1),
+        ("VERDICT: \N{EN DASH}1", -1),
+        ("VERDICT: - 1", -1),
+        ("**VERDICT:** [\N{FULLWIDTH HYPHEN-MINUS}1]", -1),
+        ("VERDICT\N{FULLWIDTH COLON}-1。", -1),
+        ("### VERDICT: $-1$", -1),
+        (" - `VERDICT: -0`", 0),
+        ("VERDICT: 1\r\n", 1),
         ("VERDICT: 1\nOn second thoughts\nVERDICT: -1", -1),
     ],
 )
@@ -40,7 +48,21 @@ def test_the_last_verdict_counts(answer: str, vote: int) -> None:
     assert read_vote(answer) == vote
 
 
-@pytest.mark.parametrize("answer", ["", "It is good.", "VERDICT: 2", "My VERDICT: is not 1 but"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "",
+        "It is good.",
+        "VERDICT: 2",
+        "My VERDICT: is not 1 but",
+        "VERDICT: ~1",
+        "VERDICT: .1",
+        "VERDICT: \N{NOT EQUAL TO}1",
+        "VERDICT: 1 or -1",
+        "VERDICT: --1",
+        "VERDICT:\n1",
+    ],
+)
 def test_an_answer_without_verdict_is_an_error(answer: str) -> None:
     with pytest.raises(JudgeError, match="no line VERDICT"):
         read_vote(answer)
