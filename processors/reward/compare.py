@@ -128,15 +128,14 @@ def command(
     settings = load_settings(config)
     codec = build_codec(settings.schema_registry_url)
     topic = Shadow(name).topics.scored
-    real = list(read_records(settings, SCORED, ScoredSegment, codec))
     try:
-        shadow = list(read_records(settings, topic, ScoredSegment, codec))
+        shadow = newest(read_records(settings, topic, ScoredSegment, codec)).values()
     except TopicError as error:
         raise RewardError(
             f"there is no shadow {name} ({topic} is missing): start it with "
             f"`clawstream reward shadow {name} --weights FILE`"
         ) from error
-    result = compare(real, shadow)
+    result = compare(read_records(settings, SCORED, ScoredSegment, codec), shadow)
     if as_json:
         print_json(as_data(result))
     else:
