@@ -27,6 +27,7 @@ from learner.feed import Feed, FeedStatus, Sealed
 from learner.hints import teaches
 from learner.kafka import KafkaWriter, connect_consumer, connect_writer
 from learner.makeup import IMBALANCE, Limits, MakeUp
+from learner.page import MetricsPage
 from learner.ppo.staleness import oldest_fresh
 from learner.publish import (
     BaseIdentity,
@@ -36,7 +37,7 @@ from learner.publish import (
     settings_hash,
 )
 from learner.schedule import Rules, Schedule, Trigger
-from learner.trackers import AccelerateTrackers, NoTrackers, Trackers
+from learner.trackers import AccelerateTrackers, Several, Trackers
 from learner.warming import Warming, WarmStarted, WarmStartHooks
 from learner.window import Candidate, Uses, Window, sample
 from streams import topics
@@ -182,7 +183,7 @@ class Learner:
         self._config_hash = config_hash
         self._clock = clock
         self._stopping = stopping
-        self._trackers = trackers or NoTrackers()
+        self._trackers = trackers or Several()
         self._outbox_at_ms = 0
         self._progress = _Progress(clock, settings)
 
@@ -431,7 +432,7 @@ def run(
         artifacts.claim(settings.learner.policy),
         Registry.open(settings.effective_registry_url) as registry,
     ):
-        trackers = make_trackers(settings)
+        trackers = make_trackers(settings, _newest(registry, settings.learner.policy))
         trainer = make_trainer(settings)
         feed = _make_feed(settings, links)
         config_hash = hash_of(settings)
@@ -469,25 +470,39 @@ def run(
 
 def hash_of(settings: Settings) -> str:
     """What of the settings makes a version what it is, hashed: not where its curves go."""
-    learned = settings.learner.model_copy(update={"trackers": (), "tracker_dir": None})
+    elsewhere = {"trackers": (), "tracker_dir": None, "web_port": 0}
+    learned = settings.learner.model_copy(update=elsewhere)
     return settings_hash(learned, settings.model)
 
 
-def make_trackers(settings: Settings) -> Trackers:
-    """The trackers that the settings name.
+def make_trackers(settings: Settings, newest: ModelVersion | None = None) -> Several:
+    """The trackers that the settings name, and the page for Prometheus.
+
+    Args:
+        settings: Of the learner.
+        newest: The policy's newest version, shown on the page until there is a newer one.
 
     Raises:
         SettingsError: One of them cannot be used.
     """
     learner = settings.learner
-    if not learner.trackers:
-        return NoTrackers()
-    return AccelerateTrackers(
-        learner.trackers,
-        run=learner.policy,
-        folder=learner.tracker_dir or settings.data_dir / "trackers",
-        settings=learner.model_dump(mode="json"),
-    )
+    made: list[Trackers] = []
+    if learner.trackers:
+        tools = AccelerateTrackers(
+            learner.trackers,
+            run=learner.policy,
+            folder=learner.tracker_dir or settings.data_dir / "trackers",
+            settings=learner.model_dump(mode="json"),
+        )
+        made.append(tools)
+    if learner.web_port:
+        made.append(MetricsPage(learner.web_port, newest))
+    return Several(*made)
+
+
+def _newest(registry: Registry, policy: str) -> ModelVersion | None:
+    checkpoint = registry.latest_checkpoint(policy)
+    return None if checkpoint is None else registry.get(policy, checkpoint.version)
 
 
 @dataclass(frozen=True, slots=True)

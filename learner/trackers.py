@@ -31,14 +31,25 @@ class Trackers(Protocol):
         ...
 
 
-class NoTrackers:
-    """Nowhere."""
+class Several:
+    """Some trackers, or none: metrics are in the registry and in the log all the same.
+
+    Args:
+        trackers: Each is told everything.
+    """
+
+    def __init__(self, *trackers: Trackers) -> None:
+        self.trackers = trackers
 
     def log(self, version: ModelVersion) -> None:
-        """Metrics are in the registry and in the log all the same."""
+        """Add a version's metrics to each."""
+        for tracker in self.trackers:
+            tracker.log(version)
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """Close each."""
+        for tracker in self.trackers:
+            tracker.close()
 
 
 class AccelerateTrackers:
@@ -102,4 +113,4 @@ def _started(name: str, make: Any, run: str, folder: Path) -> Any:
     return tool
 
 
-__all__ = ["AccelerateTrackers", "NoTrackers", "Trackers"]
+__all__ = ["AccelerateTrackers", "Several", "Trackers"]

@@ -395,6 +395,7 @@ class LearnerSettings(Section):
     keep_checkpoints: PositiveInt = 5
     trackers: tuple[Tracker, ...] = ()
     tracker_dir: Path | None = None
+    web_port: Port = 0
     imbalance_max_share: Share = 0.9
     imbalance_min_sign_share: Annotated[float, Field(ge=0, le=0.5)] = 0.1
 

@@ -14,6 +14,8 @@ import pytest
 import yaml
 from prometheus_client import CollectorRegistry
 
+from learner.page import LABELS, VERSION, gauge_name
+from learner.ppo.diagnostics import METRICS
 from learner.serving.metrics import ServeMetrics
 from streams.lag import exporter
 from streams.metrics import ALL
@@ -35,6 +37,8 @@ def known() -> dict[str, set[str]]:
     for family in registry.collect():
         labels = {"outcome", "kind"}
         found[family.name] = labels
+    for name in (VERSION, *map(gauge_name, METRICS)):
+        found[name] = set(LABELS)
     gateway = (FOLDER.parents[1] / "streams/gateway/app.py").read_text(encoding="utf-8")
     for name in re.findall(r'"(clawstream_gateway_\w+)"', gateway):
         found[name] = {"end", "kind"}

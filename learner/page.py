@@ -1,0 +1,77 @@
+"""The newest version's metrics as a page for Prometheus.
+
+One gauge for each metric of ``learner.ppo.diagnostics``, named ``clawstream_learner_`` and the
+metric's name, and ``clawstream_learner_version``. They stand still between two versions, and after
+a restart show the newest version that there was.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from learner.ppo.diagnostics import METRICS
+from streams.contracts import ModelVersion
+from streams.errors import SettingsError
+
+PREFIX = "clawstream_learner_"
+VERSION = PREFIX + "version"
+LABELS = ("policy",)
+
+
+def gauge_name(metric: str) -> str:
+    """What a metric is called on the page."""
+    return PREFIX + re.sub(r"[^a-z0-9]+", "_", metric.lower())
+
+
+class MetricsPage(Collector):
+    """A tracker (``learner.trackers.Trackers``) that Prometheus reads.
+
+    Args:
+        port: Where it listens, on all interfaces.
+        newest: The version that is shown at first; None if there is none.
+
+    Raises:
+        SettingsError: The port cannot be had.
+    """
+
+    def __init__(self, port: int, newest: ModelVersion | None) -> None:
+        self._version = newest
+        registry = CollectorRegistry()
+        registry.register(self)
+        try:
+            self._server, self._thread = start_http_server(port, registry=registry)
+        except OSError as error:
+            raise SettingsError(f"learner.web_port {port} cannot be used: {error}") from error
+        self.port = self._server.server_port
+
+    def log(self, version: ModelVersion) -> None:
+        """Show this version from now on."""
+        self._version = version
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """The gauges."""
+        version = self._version
+        if version is None:
+            return
+        where = (version.policy,)
+        shown = GaugeMetricFamily(VERSION, "The newest version.", labels=LABELS)
+        shown.add_metric(where, version.version)
+        yield shown
+        for name, value in sorted(version.metrics.items()):
+            gauge = GaugeMetricFamily(gauge_name(name), METRICS.get(name, name), labels=LABELS)
+            gauge.add_metric(where, value)
+            yield gauge
+
+
+__all__ = ["LABELS", "PREFIX", "VERSION", "MetricsPage", "gauge_name"]
