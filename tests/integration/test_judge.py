@@ -40,6 +40,8 @@ class Endpoint:
         self.failing = False
         self.answers: list[tuple[int, bytes]] = []
         """What to answer first: status and body."""
+        self.held = threading.Event()
+        """A reply that says "wait" is judged once this is set."""
         endpoint = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -47,6 +49,8 @@ class Endpoint:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 endpoint.asked.append(body)
                 good = "good" in body["messages"][-1]["content"]
+                if "wait" in body["messages"][-1]["content"]:
+                    endpoint.held.wait(DEADLINE_S)
                 answer = {
                     "id": "c",
                     "object": "chat.completion",
@@ -84,6 +88,7 @@ class Endpoint:
         self.url = f"http://127.0.0.1:{self._server.server_port}/v1"
 
     def close(self) -> None:
+        self.held.set()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -183,6 +188,18 @@ async def test_judgements_become_feedback_and_a_replay_asks_nothing(
     assert len(endpoint.asked) == 6
     assert len(again) == 4
     assert {event.event_id for event in again} == {event.event_id for event in first}
+
+
+async def test_a_verdict_does_not_wait_for_those_that_take_longer(
+    bench: JudgeBench, endpoint: Endpoint
+) -> None:
+    bench.produce(one("1", "please wait"), one("2", "a good reply"))
+    (event,) = await bench.run_until("one", 1)
+    assert event.session_id == "s-2"
+    endpoint.held.set()
+    both = await bench.run_until("one", 3)
+    assert {event.session_id for event in both} == {"s-1", "s-2"}
+    assert len({event.event_id for event in both}) == 2
 
 
 async def test_a_group_goes_on_where_it_stopped(bench: JudgeBench, endpoint: Endpoint) -> None:

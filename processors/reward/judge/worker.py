@@ -89,25 +89,30 @@ class JudgeWorker:
 
     async def _judge(self, read: Sequence[Message], stop: asyncio.Event) -> None:
         segments = newest_of(filter(None, map(self._segment, read)))
+        failures: list[str] = []
         work = asyncio.ensure_future(
-            asyncio.gather(*(self._service.judge(segment) for segment in segments))
+            asyncio.gather(*(self._judge_one(segment, failures) for segment in segments))
         )
         stopped = asyncio.ensure_future(stop.wait())
         try:
             await self._wait(work, stopped)
             if not work.done():
                 return
-            await asyncio.to_thread(
-                self._publish, [event for events in work.result() for event in events]
-            )
+            work.result()
+            await asyncio.to_thread(self._flush, failures)
             await asyncio.to_thread(self._commit, read)
         finally:
             for task in (work, stopped):
                 task.cancel()
 
+    async def _judge_one(self, segment: TrajectorySegment, failures: list[str]) -> None:
+        """Publish what is found of a segment as soon as it is: others may take much longer."""
+        for event in await self._service.judge(segment):
+            self._produce(event, failures)
+
     async def _wait(
         self,
-        work: asyncio.Future[list[tuple[FeedbackEvent, ...]]],
+        work: asyncio.Future[list[None]],
         stopped: asyncio.Future[Literal[True]],
     ) -> None:
         """Wait for the judge, however long it takes; the group sees that we live."""
@@ -134,21 +139,23 @@ class JudgeWorker:
             logger.warning("a segment cannot be read: %s", error)
             return None
 
-    def _publish(self, events: Sequence[FeedbackEvent]) -> None:
-        failures: list[str] = []
-
+    def _produce(self, event: FeedbackEvent, failures: list[str]) -> None:
         def delivered(error: object, _message: object) -> None:
             if error is not None:
                 failures.append(str(error))
 
-        for event in events:
-            self._producer.produce(
-                self._feedback,
-                key=event.session_id,
-                value=self._codec.encode(event, self._feedback),
-                on_delivery=delivered,
-            )
-            self._metrics.add(names.RECORDS_OUT, topic=self._feedback)
+        value = self._codec.encode(event, self._feedback)
+        while True:
+            try:
+                self._producer.produce(
+                    self._feedback, key=event.session_id, value=value, on_delivery=delivered
+                )
+                break
+            except BufferError:
+                self._producer.poll(POLL_S)
+        self._metrics.add(names.RECORDS_OUT, topic=self._feedback)
+
+    def _flush(self, failures: Sequence[str]) -> None:
         left = self._producer.flush(FLUSH_S)
         if left or failures:
             raise BrokerError(
