@@ -108,6 +108,10 @@ JUDGEMENTS = Metric(
     "clawstream_judgements", "counter", ("processor", "outcome"),
     "Replies judged: good, bad, tie, failed (no verdict) or cached (judged before).",
 )  # fmt: skip
+JUDGE_LATE = Metric(
+    "clawstream_judge_late_segments", "counter", ("processor",),
+    "Segments that were not judged: they closed more than `align.horizon_ms` ago.",
+)  # fmt: skip
 JUDGE_BREAKER = Metric(
     "clawstream_judge_breaker_open", "gauge", ("processor",),
     "1 while the judge is left alone after failures in a row.",
@@ -201,6 +205,7 @@ ALL: tuple[Metric, ...] = (
     COHORT_ALARMS,
     PLUGIN_ERRORS,
     JUDGEMENTS,
+    JUDGE_LATE,
     JUDGE_BREAKER,
     JUDGE_AGREEMENT,
     BATCH_RECORDS,

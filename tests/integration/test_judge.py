@@ -11,12 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from processors.reward.judge.cache import VerdictCache
 from processors.reward.judge.client import make_ask
 from processors.reward.judge.service import JudgeService
 from processors.reward.judge.verdicts import read_rubric
 from processors.reward.judge.worker import JudgeWorker
+from streams import metrics as names
+from streams.clock import ManualClock
 from streams.contracts import FeedbackEvent, FeedbackKind, TrajectorySegment
 from streams.kafka.clients import make_producer
 from streams.kafka.reading import read_records
@@ -25,7 +28,7 @@ from streams.serde import build_codec
 from streams.settings import JudgeSettings, KafkaSettings, Settings
 from tests.conftest import CreateTopics
 from tests.integration.harness import DEADLINE_S
-from tests.unit.processors.reward.builders import reply, segment
+from tests.unit.processors.reward.builders import HOUR_MS, reply, segment
 
 pytestmark = pytest.mark.broker
 
@@ -110,6 +113,7 @@ class JudgeBench:
         judge = JudgeSettings(url=url, model="m", votes=3, tries=1, breaker_failures=50)
         self.settings = Settings(kafka=KafkaSettings(bootstrap_servers=bootstrap), judge=judge)
         self.metrics = ProcessorMetrics("judge")
+        self.clock = ManualClock(HOUR_MS)
         self._producer = make_producer(self.settings.kafka, bootstrap)
 
     def produce(self, *segments: TrajectorySegment) -> None:
@@ -140,6 +144,7 @@ class JudgeBench:
                 group=f"{self.prefix}.{group}",
                 segments=f"{self.prefix}.segments",
                 feedback=f"{self.prefix}.feedback",
+                clock=self.clock,
             )
             running = asyncio.ensure_future(worker.run(stop))
             try:
@@ -200,6 +205,19 @@ async def test_a_verdict_does_not_wait_for_those_that_take_longer(
     both = await bench.run_until("one", 3)
     assert {event.session_id for event in both} == {"s-1", "s-2"}
     assert len({event.event_id for event in both}) == 2
+
+
+async def test_what_no_judgement_can_reach_is_not_judged(
+    bench: JudgeBench, endpoint: Endpoint
+) -> None:
+    horizon_ms = bench.settings.align.horizon_ms
+    bench.clock.advance(horizon_ms + 1)
+    old, new = one("1", "a good reply"), one("2", "a good reply")
+    bench.produce(old, replace(new, first_closed_at=HOUR_MS + 1))
+    (event,) = await bench.run_until("one", 1)
+    assert event.session_id == "s-2"
+    assert len(endpoint.asked) == 3
+    assert bench.metrics.value(names.JUDGE_LATE) == 1
 
 
 async def test_a_group_goes_on_where_it_stopped(bench: JudgeBench, endpoint: Endpoint) -> None:

@@ -17,6 +17,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from processors.reward.judge.service import JudgeService
 from processors.reward.judge.verdicts import newest_of
 from streams import metrics as names
+from streams.clock import Clock, SystemClock
 from streams.contracts import FeedbackEvent, TrajectorySegment
 from streams.errors import BrokerError, RecordError
 from streams.kafka.clients import make_consumer, make_producer, resolve_bootstrap
@@ -46,6 +47,7 @@ class JudgeWorker:
         group: Its consumer group.
         segments: Where segments are read.
         feedback: Where judgements go.
+        clock: Tells what is too old to be judged.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class JudgeWorker:
         group: str = GROUP,
         segments: str = SEGMENTS,
         feedback: str = FEEDBACK,
+        clock: Clock | None = None,
     ) -> None:
         self._settings = settings
         self._service = service
@@ -65,6 +68,7 @@ class JudgeWorker:
         self._metrics = metrics
         self._segments = segments
         self._feedback = feedback
+        self._clock = clock or SystemClock()
         bootstrap = resolve_bootstrap(settings)
         self._consumer = make_consumer(settings.kafka, bootstrap, group=group)
         self._producer = make_producer(settings.kafka, bootstrap)
@@ -88,7 +92,7 @@ class JudgeWorker:
             await asyncio.to_thread(self._consumer.close)
 
     async def _judge(self, read: Sequence[Message], stop: asyncio.Event) -> None:
-        segments = newest_of(filter(None, map(self._segment, read)))
+        segments = self._in_time(newest_of(filter(None, map(self._segment, read))))
         failures: list[str] = []
         work = asyncio.ensure_future(
             asyncio.gather(*(self._judge_one(segment, failures) for segment in segments))
@@ -104,6 +108,20 @@ class JudgeWorker:
         finally:
             for task in (work, stopped):
                 task.cancel()
+
+    def _in_time(self, segments: Sequence[TrajectorySegment]) -> Sequence[TrajectorySegment]:
+        """Those that a judgement can still reach: the aligner takes none beyond its horizon."""
+        since_ms = self._clock.now_ms() - self._settings.align.horizon_ms
+        found = [segment for segment in segments if segment.first_closed_at >= since_ms]
+        late = len(segments) - len(found)
+        if late:
+            self._metrics.add(names.JUDGE_LATE, late)
+            logger.warning(
+                "%d segments are not judged: they closed more than align.horizon_ms (%d ms) ago",
+                late,
+                self._settings.align.horizon_ms,
+            )
+        return found
 
     async def _judge_one(self, segment: TrajectorySegment, failures: list[str]) -> None:
         """Publish what is found of a segment as soon as it is: others may take much longer."""
