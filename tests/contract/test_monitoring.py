@@ -18,7 +18,7 @@ from learner.page import LABELS, VERSION, gauge_name
 from learner.ppo.diagnostics import METRICS
 from learner.serving.metrics import ServeMetrics
 from streams.lag import exporter
-from streams.metrics import ALL
+from streams.metrics import ALL, COHORT_ALARMS, ProcessorMetrics
 
 FOLDER = Path(__file__).parents[2] / "docker" / "monitoring"
 GENERAL_LABELS = {"instance", "job", "le", "state"}
@@ -64,7 +64,7 @@ def panels() -> list[tuple[str, str]]:
 
 
 def plain(name: str) -> str:
-    return re.sub(r"_(total|bucket|sum|count)$", "", name)
+    return re.sub(r"_(total|created|bucket|sum|count)$", "", name)
 
 
 def named_labels(expr: str) -> Iterator[str]:
@@ -81,6 +81,16 @@ def test_every_expression_asks_for_what_there_is(title: str, expr: str) -> None:
     assert names <= KNOWN.keys()
     labels = GENERAL_LABELS.union(*(KNOWN[name] for name in names))
     assert set(named_labels(expr)) <= labels
+
+
+def test_a_counter_says_when_it_began_and_the_alerts_see_its_first_event() -> None:
+    metrics = ProcessorMetrics("reward")
+    metrics.add(COHORT_ALARMS, policy="default")
+    labels = {"processor": "reward", "policy": "default"}
+    assert metrics.registry.get_sample_value("clawstream_cohort_alarms_created", labels)
+    for title, expr in alerts():
+        for name in re.findall(r"increase\((\w+)_total", expr):
+            assert f"time() - {name}_created <" in expr, title
 
 
 def test_each_alert_has_a_test_and_says_what_to_do() -> None:
