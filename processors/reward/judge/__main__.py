@@ -6,6 +6,7 @@ import asyncio
 import logging
 import signal
 from collections.abc import Sequence
+from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import start_http_server
 
@@ -14,7 +15,7 @@ from processors.reward.judge.client import make_ask
 from processors.reward.judge.service import JudgeService
 from processors.reward.judge.verdicts import judge_name, read_rubric
 from processors.reward.judge.worker import JudgeWorker
-from streams.errors import ClawstreamError
+from streams.errors import ClawstreamError, SettingsError
 from streams.metrics import ProcessorMetrics
 from streams.process import argument_parser, command_line, configure_logging, report
 from streams.serde import build_codec
@@ -43,12 +44,11 @@ async def _run(settings: Settings) -> None:
     rubric = read_rubric(settings.judge.rubric)
     ask = make_ask(settings.judge)
     metrics = ProcessorMetrics("judge")
+    show_metrics(settings, metrics)
     codec = build_codec(settings.schema_registry_url)
     with VerdictCache(settings.data_dir / "judge.db") as cache:
         service = JudgeService(settings.judge, rubric, ask, cache, metrics)
         worker = JudgeWorker(settings, service, codec, metrics)
-        if settings.judge.web_port:
-            start_http_server(settings.judge.web_port, registry=metrics.registry)
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -59,6 +59,27 @@ async def _run(settings: Settings) -> None:
             settings.judge.votes,
         )
         await worker.run(stop)
+
+
+def show_metrics(settings: Settings, metrics: ProcessorMetrics) -> WSGIServer | None:
+    """Answer at ``/metrics``, where the workers' pages are, if there is a port for it.
+
+    Returns:
+        What answers, in a thread of its own that ends with the process.
+
+    Raises:
+        SettingsError: The port cannot be had.
+    """
+    host, port = settings.worker.web_host, settings.judge.web_port
+    if not port:
+        return None
+    try:
+        server, _ = start_http_server(port, host, metrics.registry)
+    except OSError as error:
+        raise SettingsError(
+            f"judge.web_port: cannot listen on {host}:{port}: {error.strerror}; name another port"
+        ) from error
+    return server
 
 
 if __name__ == "__main__":
