@@ -36,6 +36,22 @@ MAX_WORDS = 160
 MAX_LINE = 400
 """How many characters are shown of what a line of the record says; ``--json`` has all."""
 
+BEYOND_A_SEGMENT = (
+    "burst_",
+    "cohort_",
+    "contradiction_",
+    "crowd_",
+    "diversity_replies",
+    "filter_",
+    "flood_",
+    "history_",
+    "negatives_in_a_row",
+    "nonzero_share_alarm",
+    "rate_",
+    "verified_sources",
+)
+"""How the names of settings begin that need more than one segment to have an effect."""
+
 MAX_LISTED = 10
 """How many segments are named where several are meant."""
 
@@ -58,10 +74,11 @@ def explain(
     other = None if what_if is None else read_weights(what_if, settings.reward)
     scored = newest(_scored(settings), segment_id)
     again = None if other is None else score_again(scored, other, load(other))
+    unseen = () if other is None else not_considered(settings.reward, other)
     if as_json:
-        print_json(as_data(scored, again))
+        print_json(as_data(scored, again, unseen))
         return
-    for line in as_lines(scored, again):
+    for line in as_lines(scored, again, unseen):
         typer.echo(line)
 
 
@@ -156,7 +173,18 @@ def read_weights(path: Path, current: RewardSettings) -> RewardSettings:
         raise SettingsError(explain_error(error, path, within="reward")) from None
 
 
-def as_data(scored: ScoredSegment, again: ScoredSegment | None) -> dict[str, Any]:
+def not_considered(current: RewardSettings, other: RewardSettings) -> tuple[str, ...]:
+    """The keys that differ and change nothing here: they are about more than one segment."""
+    return tuple(
+        name
+        for name in RewardSettings.model_fields
+        if name.startswith(BEYOND_A_SEGMENT) and getattr(current, name) != getattr(other, name)
+    )
+
+
+def as_data(
+    scored: ScoredSegment, again: ScoredSegment | None, unseen: Sequence[str] = ()
+) -> dict[str, Any]:
     """All of it for machines."""
     data: dict[str, Any] = {"scored": msgspec.to_builtins(scored)}
     if again is not None:
@@ -164,6 +192,7 @@ def as_data(scored: ScoredSegment, again: ScoredSegment | None) -> dict[str, Any
             "formula_id": again.formula_id,
             "config_hash": again.config_hash,
             "attributes": again.attributes,
+            "not_considered": list(unseen),
             "trainable": again.trainable,
             "untrainable_reason": again.untrainable_reason,
             "rewards": msgspec.to_builtins(again.rewards),
@@ -171,8 +200,16 @@ def as_data(scored: ScoredSegment, again: ScoredSegment | None) -> dict[str, Any
     return data
 
 
-def as_lines(scored: ScoredSegment, again: ScoredSegment | None) -> Iterator[str]:
-    """All of it for people."""
+def as_lines(
+    scored: ScoredSegment, again: ScoredSegment | None, unseen: Sequence[str] = ()
+) -> Iterator[str]:
+    """All of it for people.
+
+    Args:
+        scored: The record.
+        again: The same scored with other settings.
+        unseen: Keys of those settings that change nothing here (``not_considered``).
+    """
     segment = scored.segment
     yield f"segment {segment.segment_id}, revision {segment.revision}"
     yield f"  policy {segment.policy}, user {segment.user_id or '-'}, session {segment.session_id}"
@@ -183,6 +220,11 @@ def as_lines(scored: ScoredSegment, again: ScoredSegment | None) -> Iterator[str
         yield f"  what if: formula {again.formula_id}, config {again.config_hash[:12]}"
         yield from (f"  what if:{line.removeprefix(' ')}" for line in _plugins(again))
         yield f"  what if: {_verdict(again)}"
+    if unseen:
+        yield (
+            f"  what if: not considered: {', '.join(unseen)} (how far ratings are believed and how "
+            "often words were used is taken from the record; try them in a shadow)"
+        )
     others: Sequence[StepReward | None] = [None] * len(scored.rewards)
     if again is not None:
         others = again.rewards

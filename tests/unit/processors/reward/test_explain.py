@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from processors.reward.explain import as_data, as_lines, newest, read_weights
+from processors.reward.explain import (
+    BEYOND_A_SEGMENT,
+    as_data,
+    as_lines,
+    newest,
+    not_considered,
+    read_weights,
+)
 from processors.reward.formulas import Credibility, score_again, score_segment
 from processors.reward.plugins import Plugged, Plugins
 from streams.contracts import BranchReply, FeedbackKind, ScoredSegment
@@ -170,6 +177,22 @@ def test_plugins_are_shown_and_what_if_says_which_fails() -> None:
     assert "  what if: plugin failed, boom: ValueError: no luck" in lines
     assert "  plugins that failed: boom" in list(as_lines(again, None))
     assert as_data(plain, again)["what_if"]["attributes"]["plugin_errors"] == "boom"
+
+
+def test_what_if_says_which_settings_it_cannot_consider() -> None:
+    other = SETTINGS.model_copy(update={"filter_row": False, "decay": 0.1, "rate_window": 7})
+    unseen = not_considered(SETTINGS, other)
+    assert unseen == ("rate_window", "filter_row")
+    assert not_considered(SETTINGS, SETTINGS.model_copy(update={"decay": 0.1})) == ()
+    again = score_again(scored(), other)
+    (line,) = [line for line in as_lines(scored(), again, unseen) if "not considered" in line]
+    assert line.startswith("  what if: not considered: rate_window, filter_row (how far")
+    assert as_data(scored(), again, unseen)["what_if"]["not_considered"] == list(unseen)
+    # The rest has an effect on a segment by itself.
+    for name in RewardSettings.model_fields:
+        of_one = name.startswith(("weight_", "implicit_", "process_", "plugin_", "diversity_f"))
+        if of_one:
+            assert not name.startswith(BEYOND_A_SEGMENT), name
 
 
 def test_long_texts_are_cut() -> None:
