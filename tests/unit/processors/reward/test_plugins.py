@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import re
 import shutil
+import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,24 +32,32 @@ EXAMPLE = DOCS / "examples" / "plugins"
 USED = RewardSettings(plugin_signals={"escalation": -0.6}, plugin_components={"brevity": 0.1})
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which pip installed the example, as a user would beside clawstream."""
+    folder = tmp_path_factory.mktemp("example")
+    copy, site = folder / "plugins", folder / "site"
+    shutil.copytree(EXAMPLE, copy, ignore=shutil.ignore_patterns("build", "*.egg-info"))
+    command = [sys.executable, "-m", "pip", "install", "--no-index", "--no-deps", "--quiet"]
+    done = subprocess.run(
+        [*command, "--no-build-isolation", "--target", str(site), str(copy)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return site
+
+
 @pytest.fixture
-def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The example as an installer would leave it: its module and its entry points."""
-    project = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    shutil.copy(EXAMPLE / "reward_examples.py", tmp_path)
-    info = tmp_path / "reward_examples-1.0.0.dist-info"
-    info.mkdir()
-    metadata = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
-    (info / "METADATA").write_text(metadata, encoding="utf-8")
-    lines = [
-        line
-        for group, points in project["entry-points"].items()
-        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in points.items()))
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines), encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+def installed(built: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The installed example where Python finds it; gives what pip noted about it."""
+    site = tmp_path / "site"
+    shutil.copytree(built, site)
+    monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
-    yield info
+    yield site / "reward_examples-1.0.0.dist-info"
     sys.modules.pop("reward_examples", None)
 
 
