@@ -34,6 +34,9 @@ NAME_ATTRIBUTE = "outcome"
 MAX_NAME_CHARS = 200
 """How long an outcome's name may be: it is on every record that shows it."""
 
+EARLIEST_MS = 100_000_000_000
+"""1973: a smaller number is of seconds, as many systems count them."""
+
 DELIMITERS = ",;\t"
 """What may stand between the columns of a table; spreadsheets take what their country does."""
 
@@ -173,7 +176,7 @@ def _time(given: Any, now_ms: int) -> int:
         return now_ms
     text = str(given).strip()
     if _WHOLE.fullmatch(text) and not isinstance(given, bool):
-        return int(text)
+        return _milliseconds(int(text))
     try:
         at = datetime.fromisoformat(text)
         at_ms = None if at.tzinfo is None else round(at.astimezone(UTC).timestamp() * 1_000)
@@ -185,6 +188,14 @@ def _time(given: Any, now_ms: int) -> int:
             "(2026-01-31T12:00:00+00:00)"
         )
     return at_ms
+
+
+def _milliseconds(number: int) -> int:
+    if 0 <= number < EARLIEST_MS:
+        raise InvalidRecordError(
+            f"event_time: {number} ms after 1970 is before any outcome; seconds? send milliseconds"
+        )
+    return number
 
 
 def _event_id(session_id: str, turn_id: str, name: str | None, own_id: Any, at_ms: int) -> str:

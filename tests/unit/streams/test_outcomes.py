@@ -54,13 +54,13 @@ def test_times_are_numbers_or_iso(given: Any, ms: int) -> None:
 
 
 def test_an_outcome_with_an_id_of_its_own_is_one_event_however_often_it_is_sent() -> None:
-    once = read(outcome="bought", outcome_id="order-7", event_time=5)
-    assert read(outcome="bought", outcome_id="order-7", event_time=5) == once
+    once = read(outcome="bought", outcome_id="order-7", event_time=NOW_MS - 5)
+    assert read(outcome="bought", outcome_id="order-7", event_time=NOW_MS - 5) == once
     others = [
-        read(outcome="bought", outcome_id="order-8", event_time=5),
-        read(outcome="returned", outcome_id="order-7", event_time=5),
-        read(outcome="bought", event_time=5),
-        read(outcome="bought", event_time=6),
+        read(outcome="bought", outcome_id="order-8", event_time=NOW_MS - 5),
+        read(outcome="returned", outcome_id="order-7", event_time=NOW_MS - 5),
+        read(outcome="bought", event_time=NOW_MS - 5),
+        read(outcome="bought", event_time=NOW_MS - 6),
     ]
     assert len({event.event_id for event in (once, *others)}) == 5
 
@@ -89,6 +89,8 @@ def test_an_outcome_with_an_id_of_its_own_is_one_event_however_often_it_is_sent(
         ({"outcome": "bought", "event_time": True}, "is neither"),
         ({"outcome": "bought", "event_time": "9" * 40}, "is neither"),
         ({"outcome": "bought", "event_time": "0001-01-01T00:00:00+23:59"}, "is neither"),
+        ({"outcome": "bought", "event_time": NOW_MS // 1_000}, "seconds. send milliseconds"),
+        ({"outcome": "bought", "event_time": str(NOW_MS // 1_000)}, "seconds. send milliseconds"),
         ({"outcome": "x" * 201, "value": 1}, "outcome: a name has at most 200 characters"),
         ({"session_id": "\ud800", "outcome": "bought"}, "session_id: .* UTF-8"),
     ],
