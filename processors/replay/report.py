@@ -174,7 +174,12 @@ def _where(job: Job, clocks: dict[int, int], codec: Codec) -> Callable[[Head, by
         lineage = codec.decode(value, TrajectorySegment).lineage
         places = [(ref.offset, ranges.get((ref.topic, ref.partition))) for ref in lineage]
         known = [(offset, item) for offset, item in places if item is not None]
-        if len(known) < len(places) or any(offset >= item.end for offset, item in known):
+        # One without lineage is no aligner's: nothing that was read could make it.
+        if (
+            not places
+            or len(known) < len(places)
+            or any(offset >= item.end for offset, item in known)
+        ):
             return "after"
         if any(offset < item.start for offset, item in known):
             return "before"
