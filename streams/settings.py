@@ -180,6 +180,7 @@ class RewardSettings(Section):
     diversity_replies: PositiveInt = 256
     weight_judge: Share = 0.0
     text_signals: bool = True
+    learned_signals: bool = True
     tool_errors: bool = True
     repetition: Blame = -0.8
     correction: Blame = -1.2
@@ -210,6 +211,7 @@ class RewardSettings(Section):
     flood_ratings_min: PositiveInt = 20
     flood_raters_min: PositiveInt = 5
     burst_ratings: Annotated[int, Field(ge=2)] = 10
+    burst_texts: Annotated[int, Field(ge=2)] = 5
     burst_window_ms: PositiveInt = 60_000
     contradiction_share: Annotated[float, Field(gt=0.5, le=1)] = 0.8
     contradiction_ratings_min: PositiveInt = 5

@@ -238,12 +238,14 @@ def _differs_en(sentence: str, text: str, reply: str) -> bool:
 
 def _stems(text: str) -> set[str]:
     """The content words of ``text`` by their beginnings."""
-    words = (word.strip("'") for word in _WORD_EN.findall(text))
-    return {
-        word[:STEM_CHARS].rstrip("s")
-        for word in words
-        if word[0].isdigit() or (len(word) > 2 and word not in _FILLER_EN)
-    }
+    return {part for word in _WORD_EN.findall(text) if (part := stem(word.strip("'")))}
+
+
+def stem(word: str) -> str:
+    """The beginning of a content word; empty for any other word."""
+    if not word or not (word[0].isdigit() or (len(word) > 2 and word not in _FILLER_EN)):
+        return ""
+    return word[:STEM_CHARS].rstrip("s")
 
 
 def _new_predicate(sentence: str, theirs: set[str]) -> bool:
@@ -259,16 +261,26 @@ def _new_predicate(sentence: str, theirs: set[str]) -> bool:
 
 def _other_value(sentence: str, reply: str) -> bool:
     """Whether there is a number, weekday or month where the reply has others of the kind."""
+    return other_kind_en(sentence, reply) or other_numbers_en(sentence, reply)
+
+
+def other_kind_en(sentence: str, reply: str) -> bool:
+    """Whether there is a weekday, month or half of a day where the reply has others."""
     mine, theirs = _WORD_EN.findall(sentence), set(_WORD_EN.findall(reply))
     for kind in _KINDS:
         own, its = kind.intersection(mine), kind & theirs
         if own and its and not own & its:
             return True
-    its_numbers = _numbers(theirs)
-    return bool(its_numbers) and bool(_numbers(mine) - its_numbers)
+    return False
 
 
-def _numbers(words: list[str] | set[str]) -> set[str]:
+def other_numbers_en(sentence: str, reply: str) -> bool:
+    """Whether there is a number that the reply, which has numbers, does not have."""
+    its = _numbers(_WORD_EN.findall(reply))
+    return bool(its) and bool(_numbers(_WORD_EN.findall(sentence)) - its)
+
+
+def _numbers(words: list[str]) -> set[str]:
     return {
         _NUMBERS.get(word, word.replace(",", ""))
         for word in words
@@ -278,13 +290,25 @@ def _numbers(words: list[str] | set[str]) -> set[str]:
 
 def _other_name(text: str, reply: str) -> bool:
     """Whether there is a name where the reply has others, but for the beginnings of sentences."""
-    mine, theirs = set(_NAME.findall(text)), set(_NAME.findall(reply))
+    mine, theirs = names(text), names(reply)
     return bool(mine) and bool(theirs) and not mine & theirs
+
+
+def names(text: str) -> set[str]:
+    """The words with a capital, but for the beginnings of sentences."""
+    return set(_NAME.findall(text))
 
 
 # --- Chinese ----------------------------------------------------------------------------------
 
 _CHINESE = re.compile("[一-鿿]")
+
+
+def has_chinese(text: str) -> bool:
+    """Whether there is a Chinese character."""
+    return _CHINESE.search(text) is not None
+
+
 _ANOTHER_ZH = re.compile(
     r"\?|[吗呢么](?=[,。!]|$)|(.)[不没]\1|什么(?!都|也)|怎么|怎样|如何|哪|谁|为何|多少"
     r"|几[点个时次年号]|能不能|可不可以|是不是|要不要"
@@ -324,7 +348,7 @@ _NUMBER_ZH = re.compile(
 _WEEK_ZH = re.compile(r"(?:周|星期|礼拜)([一二三四五六日天末])")
 _HALVES_ZH = re.compile("早上|上午|中午|下午|晚上|凌晨")
 _DIGITS_ZH = str.maketrans("零一二三四五六七八九两", "01234567892")
-_STOP_ZH = frozenset(
+STOP_ZH = frozenset(
     "的了吗呢吧啊呀我你您他她它们是在有和就都也还这那个不没一把给被让很请要会能可以上下里中"
 )
 
@@ -336,7 +360,7 @@ def _differs_zh(sentence: str, _text: str, reply: str) -> bool:
     if _ANOTHER_ZH.search(tagged) or _TASK_ZH.search(tagged):
         return False
     common = _common_zh(tagged, reply)
-    other = _other_value_zh(tagged, reply)
+    other = other_value_zh(tagged, reply)
     part = _PART_ZH.search(tagged) is not None
     differs = _DIFFERS_ZH.search(tagged) is not None or but is not None
     if (
@@ -359,8 +383,16 @@ def _common_zh(text: str, reply: str) -> bool:
         for n in range(len(text) - 1)
         if _CHINESE.match(text[n])
         and _CHINESE.match(text[n + 1])
-        and not _STOP_ZH.intersection(text[n : n + 2])
+        and not STOP_ZH.intersection(text[n : n + 2])
     )
+
+
+def predicate_zh(sentence: str, places: list[int]) -> bool:
+    """As ``_new_predicate_zh``, of a turn that has pairs of the reply's at ``places``."""
+    hit = _IS_ZH.search(sentence)
+    if hit is None or not places:
+        return False
+    return places[0] < hit.start() and places[-1] < hit.end() - 1
 
 
 def _new_predicate_zh(sentence: str, reply: str) -> bool:
@@ -372,7 +404,8 @@ def _new_predicate_zh(sentence: str, reply: str) -> bool:
     )
 
 
-def _other_value_zh(sentence: str, reply: str) -> bool:
+def other_value_zh(sentence: str, reply: str) -> bool:
+    """Whether there is a weekday, half of a day or number where the reply has others."""
     for kind in (_WEEK_ZH, _HALVES_ZH):
         mine, theirs = set(kind.findall(sentence)), set(kind.findall(reply))
         if mine and theirs and not mine & theirs:
@@ -385,4 +418,15 @@ def _numbers_zh(text: str) -> set[str]:
     return {number.translate(_DIGITS_ZH) for number in _NUMBER_ZH.findall(text)}
 
 
-__all__ = ["asks", "corrects"]
+__all__ = [
+    "STOP_ZH",
+    "asks",
+    "corrects",
+    "has_chinese",
+    "names",
+    "other_kind_en",
+    "other_numbers_en",
+    "other_value_zh",
+    "predicate_zh",
+    "stem",
+]

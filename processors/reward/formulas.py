@@ -44,7 +44,7 @@ from streams.contracts import (
 from streams.outcomes import NAME_ATTRIBUTE
 from streams.settings import RewardSettings
 
-FORMULA_ID = "composite-4"
+FORMULA_ID = "composite-5"
 """Name and version of these formulas; changes whenever equal input may score differently."""
 
 REPEATED_ATTRIBUTE = "repeated"
@@ -681,7 +681,7 @@ def _text_signals(
         if similarity is not None:
             details.append((Signal.REPETITION, f"similarity {similarity:.2f}"))
         if history_length == 0:
-            found_here = find(turn.content, step.reply)
+            found_here = find(turn.content, step.reply, learn=settings.learned_signals)
             details.extend((match.signal, f'"{match.quote}"') for match in found_here)
         found.extend(
             TextSignal(

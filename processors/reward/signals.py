@@ -23,7 +23,9 @@ from functools import lru_cache
 from msgspec import Struct
 from opencc import OpenCC
 
+from processors.reward import learned
 from processors.reward.contrast import asks, corrects
+from processors.reward.features import MAX_CHARS as MAX_LEARNED_CHARS
 from processors.reward.gate import Gate
 from processors.reward.rules import (
     QUOTED,
@@ -137,41 +139,78 @@ def prepare() -> None:
     """
     _GATE.prepare()
     _simplified()
+    learned.prepare()
 
 
-def find(text: str, reply: str = "") -> tuple[Match, ...]:
+def find(text: str, reply: str = "", *, learn: bool = True) -> tuple[Match, ...]:
     """The signals that ``text`` gives by its words, at most one of each kind.
 
-    A turn that corrects does not confirm: "thanks, but that's wrong" is a correction only. What
-    gives no signal by itself may correct by what it says of the same things as the reply
-    (``processors.reward.contrast``).
+    A turn that corrects does not confirm: "thanks, but that's wrong" is a correction only. In a
+    short turn corrections, directives and confirmations are what the learned models say
+    (``processors.reward.learned``), to whom a rule's match is one reason among others.
 
     Args:
         text: The turn.
         reply: The reply right before it; empty if it is not known.
+        learn: Whether the learned models are asked. If not, rules alone decide, and what gives no
+            signal by itself may correct by what it says of the same things as the reply
+            (``processors.reward.contrast``).
 
     Returns:
-        Matches in the order of ``RULE_SETS``; repetition is never among them.
+        Matches in the order of ``Signal``; repetition is never among them.
     """
-    normalised = normalise(text)[:MAX_RULE_CHARS]
-    possible = _possible(normalised)
+    plain = normalise(text)[:MAX_RULE_CHARS]
+    if not plain:
+        return ()
+    ruled = by_rules(plain, reply)
+    if learn and len(plain) <= MAX_LEARNED_CHARS:
+        return _learned(plain, text, reply, ruled)
+    stated = None if ruled else _stated(plain, text, reply)
+    return ruled if stated is None else (stated,)
+
+
+def by_rules(plain: str, reply: str = "") -> tuple[Match, ...]:
+    """What the rules find in a turn, as ``normalise`` made it."""
+    possible = _possible(plain)
     found: dict[Signal, Match] = {}
     for number in sorted(possible):
         rules = _COMPILED[number]
-        if rules.signal in found or not rules.script.search(normalised):
+        if rules.signal in found or not rules.script.search(plain):
             continue
-        hit = _first(rules, normalised, possible[number])
+        hit = _first(rules, plain, possible[number])
         if hit is not None:
             found[rules.signal] = Match(rules.signal, _quote(hit.group()))
     if Signal.CORRECTION in found:
-        if _ANSWER.match(normalised) and asks(reply):
+        if _ANSWER.match(plain) and asks(reply):
             return ()
         found.pop(Signal.CONFIRMATION, None)
-    if not found and reply:
-        stated = corrects(text, normalised, reply)
-        if stated is not None:
-            return (Match(Signal.CORRECTION, _quote(stated)),)
     return tuple(found.values())
+
+
+def _learned(plain: str, text: str, reply: str, ruled: tuple[Match, ...]) -> tuple[Match, ...]:
+    language, sums = learned.sums(plain, text, reply)
+    if not ruled and max(sums) < -learned.STATED:
+        return ()
+    by_signal = {match.signal: match for match in ruled}
+    found: list[Match] = []
+    for signal, total in zip(learned.SIGNALS, sums, strict=True):
+        match = by_signal.pop(signal, None)
+        if match is not None:
+            total += learned.RULED
+        elif signal is Signal.CORRECTION and -learned.STATED <= total < 0:
+            match = _stated(plain, text, reply)
+            total = total if match is None else 0
+        if total >= 0:
+            found.append(match or Match(signal, _quote(learned.quote(plain, language, signal))))
+    if found and found[0].signal is Signal.CORRECTION:
+        found = [match for match in found if match.signal is not Signal.CONFIRMATION]
+    return (*found, *by_signal.values())
+
+
+def _stated(plain: str, text: str, reply: str) -> Match | None:
+    """The correction that a statement is by what it says beside the reply."""
+    stated = corrects(text, plain, reply) if reply else None
+    return None if stated is None else Match(Signal.CORRECTION, _quote(stated))
 
 
 _ANSWER = re.compile(
@@ -267,6 +306,7 @@ __all__ = [
     "Match",
     "RuleSet",
     "Signal",
+    "by_rules",
     "find",
     "normalise",
     "prepare",

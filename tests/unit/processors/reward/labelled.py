@@ -22,6 +22,8 @@ LAST = FILE.with_name("last.tsv")
 REPLIED = FILE.with_name("replied.tsv")
 UNSEEN = FILE.with_name("unseen.tsv")
 FINAL = FILE.with_name("final.tsv")
+TUNING = FILE.with_name("tuning.tsv")
+CHECKING = FILE.with_name("checking.tsv")
 LINE_BREAK = "⏎"
 REPORTED = (
     Signal.REPETITION,
@@ -80,11 +82,16 @@ def _case(line: str) -> Case:
     return Case(language, role, signals, text.replace(LINE_BREAK, "\n"), earlier, reply)
 
 
-def found(case: Case) -> frozenset[Signal]:
-    """The signals that the rules find in ``case``, of those that are reported."""
+def found(case: Case, *, learn: bool = False) -> frozenset[Signal]:
+    """The signals that are found in ``case``, of those that are reported.
+
+    Args:
+        case: The case.
+        learn: Whether the learned models are asked, which know the case; rules alone if not.
+    """
     if case.role == "tool":
         return frozenset() if tool_error(case.text) is None else frozenset({Signal.TOOL_ERROR})
-    signals = {match.signal for match in find(case.text, case.reply or "")}
+    signals = {match.signal for match in find(case.text, case.reply or "", learn=learn)}
     threshold = RewardSettings().repetition_similarity
     if case.earlier is not None and repeats(case.text, [case.earlier], threshold) is not None:
         signals.add(Signal.REPETITION)

@@ -129,6 +129,14 @@ class SilentError(Exception):
         raise ValueError
 
 
+class OddError(BaseException):
+    """An error that is no ``Exception``."""
+
+
+def raises_oddly(*_: object) -> Any:
+    raise OddError("odd")
+
+
 def raises_silently(*_: object) -> Any:
     raise SilentError
 
@@ -153,6 +161,7 @@ def test_the_parts_of_every_reward_are_those_of_the_formula() -> None:
         (lambda *_: ("x", ()), "ValueError"),
         (exits, "SystemExit: enough"),
         (raises_silently, "SilentError"),
+        (raises_oddly, "OddError: odd"),
     ],
 )
 def test_a_component_that_fails_costs_its_own_part_only(
@@ -189,7 +198,7 @@ def test_evidence_that_is_one_text_is_one_line() -> None:
     assert reward.components[-1].evidence == ("because",)
 
 
-@pytest.mark.parametrize("signal", [raises, exits, raises_silently, lambda _: 5])
+@pytest.mark.parametrize("signal", [raises, exits, raises_silently, raises_oddly, lambda _: 5])
 def test_a_signal_that_fails_costs_its_own_part_only(signal: Callable[..., Any]) -> None:
     plugins = Plugins(signals=(Plugged("broken", signal, 0.5, "here 1"),))
     scored, reward = rewards(plugins, "Where is Rome?", "Thanks, that works")

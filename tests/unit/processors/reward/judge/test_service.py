@@ -151,6 +151,14 @@ def _gives_up(_: int) -> str:
     raise TimeoutError("of its own")
 
 
+class OddError(BaseException):
+    """An error that is no ``Exception``."""
+
+
+def _raises_oddly(_: int) -> str:
+    raise OddError("odd")
+
+
 def _cancels(_: int) -> str:
     raise asyncio.CancelledError("a task of its own")
 
@@ -162,6 +170,7 @@ def _cancels(_: int) -> str:
         (lambda _: b"VERDICT: 1", "TypeError: a judge answers in words, not with bytes"),
         (_exits, "SystemExit: enough"),
         (_gives_up, "TimeoutError: of its own"),
+        (_raises_oddly, "OddError: odd"),
         (_cancels, "CancelledError: a task of its own"),
         (lambda _: "", "the answer has no line VERDICT"),
         (lambda _: "VERDICT: 7", "the answer has no line VERDICT"),

@@ -1,0 +1,225 @@
+"""What was learned from labelled cases: that the file is theirs, and how well it does."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from processors.reward import learned
+from processors.reward.contrast import corrects
+from processors.reward.features import MAX_CHARS, features, spans_of
+from processors.reward.formulas import score_segment
+from processors.reward.learned import RULED, SIGNALS, STATED
+from processors.reward.signals import Match, Signal, by_rules, find, normalise
+from streams.settings import RewardSettings
+from tests.unit.processors.reward import learning
+from tests.unit.processors.reward.builders import reply, said, segment
+from tests.unit.processors.reward.labelled import CHECKING, TUNING, load
+from tests.unit.processors.reward.learning import LANGUAGES, Example, examples
+from tests.unit.processors.reward.test_labelled import ORDINARY_EN, ORDINARY_ZH, REPLY_EN, REPLY_ZH
+from tests.unit.processors.reward.test_signals import CHINESE, ENGLISH
+
+
+@pytest.fixture(scope="module")
+def everything() -> list[Example]:
+    return examples()
+
+
+def test_the_file_is_what_the_labelled_cases_teach(everything: Sequence[Example]) -> None:
+    assert learned.model().cases == learning.digest(), "python -m ...learning --write"
+    assert learning.written(learning.make(everything)) == learning.TARGET.read_bytes()
+
+
+def test_the_file_is_small_and_says_why() -> None:
+    assert len(learning.TARGET.read_bytes()) < 300_000
+    for language in LANGUAGES:
+        weights = learned.model().languages[language].weights
+        assert len(weights) > 1_000
+        assert all(max(map(abs, each)) >= learning.LEAST_WEIGHT for each in weights.values())
+    assert learned.model().languages["en"].weights["wrong"][0] > 50
+    assert learned.model().languages["zh"].weights["别"][1] > 50
+
+
+LEAST = {
+    Signal.CORRECTION: (0.85, 0.5),
+    Signal.DIRECTIVE: (0.82, 0.7),
+    Signal.CONFIRMATION: (0.85, 0.35),
+}
+"""Precision and recall on cases of another hand that were left out; docs/rewards.md has more."""
+
+
+def test_precision_and_recall_on_cases_left_out(everything: Sequence[Example]) -> None:
+    pairs: dict[Signal, list[tuple[bool, bool]]] = {signal: [] for signal in SIGNALS}
+    for name in LANGUAGES:
+        cases = [example for example in everything if example.language == name]
+        totals = learning.left_out(cases)
+        for signal, least in zip(SIGNALS, learning.thresholds(cases, totals), strict=True):
+            pairs[signal] += [
+                (signal in example.case.signals, total >= least)
+                for example, total in zip(cases, totals[signal], strict=True)
+                if example.source in learning.APART
+            ]
+    for signal, each in pairs.items():
+        right = sum(wanted and got for wanted, got in each)
+        precision = right / sum(got for _, got in each)
+        recall = right / sum(wanted for wanted, _ in each)
+        assert (precision, recall) >= LEAST[signal], (signal, precision, recall)
+        assert recall >= LEAST[signal][1], (signal, precision, recall)
+
+
+def test_the_cases_of_another_hand_are_enough_and_each_is_there_once() -> None:
+    cases = load(TUNING) + load(CHECKING)
+    assert len(cases) >= 500
+    assert len({(case.text, case.reply) for case in cases}) == len(cases)
+    for language in LANGUAGES:
+        of_language = [case for case in cases if case.language == language]
+        for signal in SIGNALS:
+            assert sum(signal in case.signals for case in of_language) >= 30
+        assert sum(not case.signals for case in of_language) >= 90
+
+
+def test_learning_finds_what_tells_cases_apart() -> None:
+    rows = [[0, 2], [0, 3], [1, 2], [1, 3]] * 5
+    weights = learning.descend(rows, [1, 1, -1, -1] * 5, 4)
+    assert weights[0] > 0.3
+    assert weights[1] < -0.3
+    assert max(abs(weights[2]), abs(weights[3]), abs(weights[4])) < 0.1
+
+
+def test_a_threshold_keeps_the_precision() -> None:
+    totals, gives = [5, 4, 3, 2, 2, 1], [True, True, False, True, True, False]
+    assert learning.threshold(totals, gives, 1.0) == 4
+    assert learning.threshold(totals, gives, 0.8) == 2
+    assert learning.threshold([1, 2], [True, False], 0.9) == 3
+
+
+def test_sums_are_those_of_the_weights_one_by_one() -> None:
+    for case in load(TUNING):
+        plain = normalise(case.text)
+        name, found = features(plain, case.text, case.reply or "")
+        language = learned.model().languages[name]
+        expected = tuple(
+            language.bias[place]
+            - language.threshold[place]
+            + sum(language.weights[each][place] for each in found if each in language.weights)
+            for place in range(len(SIGNALS))
+        )
+        assert learned.sums(plain, case.text, case.reply or "") == (name, expected)
+
+
+@given(st.text(max_size=60), st.text(max_size=300))
+def test_any_text_has_features_and_a_quote_of_its_own(text: str, before: str) -> None:
+    plain = normalise(text)
+    if not plain:
+        assert find(text, before) == ()
+        return
+    language, found = features(plain, text, before)
+    assert language in LANGUAGES
+    assert found
+    assert all(isinstance(match, Match) for match in find(text, before))
+    if spans_of(plain, language):
+        for signal in SIGNALS:
+            quote = learned.quote(plain, language, signal)
+            assert quote
+            assert quote in plain
+
+
+def test_what_words_were_seen_before_changes_nothing() -> None:
+    cases = load(TUNING)[:80]
+    first = [find(case.text, case.reply or "") for case in cases]
+    module = importlib.import_module("processors.reward.features")
+    shuffled = list(enumerate(cases))
+    random.Random(1).shuffle(shuffled)
+    module._WORDS.clear()
+    again = {place: find(case.text, case.reply or "") for place, case in shuffled}
+    assert [again[place] for place in range(len(cases))] == first
+
+
+@pytest.mark.parametrize(
+    ("text", "before", "signal", "quote"),
+    [
+        ("nope, it closes at eight", "The library closes at ten.", Signal.CORRECTION, "nope"),
+        ("in grams and celsius please", "Bake 2 cups of flour at 350.", Signal.DIRECTIVE, "please"),
+        ("worked on the first try", "Hold the button for 5 s.", Signal.CONFIRMATION, "worked"),
+        ("写成表格,别超过三行", "这里有一些介绍。", Signal.DIRECTIVE, "写成"),
+    ],
+)
+def test_the_quote_is_the_words_that_decided(
+    text: str, before: str, signal: Signal, quote: str
+) -> None:
+    match = next(match for match in find(text, before) if match.signal is signal)
+    assert quote in match.quote
+    assert match.quote in normalise(text)
+
+
+def test_where_marks_alone_decided_all_of_it_is_quoted() -> None:
+    assert learned.quote("hmm!!", "en", Signal.CONFIRMATION) == "hmm!!"
+
+
+def test_a_rule_s_words_are_quoted_where_a_rule_found_them() -> None:
+    (match,) = find("Well... No, that's completely WRONG, sorry")
+    assert match == Match(Signal.CORRECTION, "that's completely wrong")
+
+
+def test_what_rules_find_in_plain_words_is_found_with_what_was_learned_too() -> None:
+    cases = [*ENGLISH, *CHINESE]
+    other = [text for text, signals in cases if {m.signal for m in find(text)} != signals]
+    assert len(other) <= len(cases) / 12, other
+
+
+def test_what_people_go_on_with_is_hardly_ever_a_signal() -> None:
+    turns = [
+        *((text, REPLY_EN) for text in ORDINARY_EN.strip().splitlines()),
+        *((text, REPLY_ZH) for text in ORDINARY_ZH.strip().splitlines()),
+    ]
+    wrong = [text for text, before in turns if find(text, before)]
+    assert len(wrong) <= len(turns) / 12, wrong
+
+
+def test_a_rule_s_match_adds_to_the_sum() -> None:
+    outcomes = set()
+    for case in (*load(TUNING), *load(CHECKING)):
+        plain, before = normalise(case.text), case.reply or ""
+        ruled = Signal.DIRECTIVE in {match.signal for match in by_rules(plain, before)}
+        total = learned.sums(plain, case.text, before)[1][SIGNALS.index(Signal.DIRECTIVE)]
+        if -RULED <= total < 0 and len(plain) <= MAX_CHARS:
+            directed = Signal.DIRECTIVE in {match.signal for match in find(case.text, before)}
+            assert directed is ruled
+            outcomes.add(ruled)
+    assert outcomes == {True, False}
+
+
+def test_a_statement_beside_the_reply_adds_a_little() -> None:
+    outcomes = set()
+    for case in (*load(TUNING), *load(CHECKING)):
+        plain, before = normalise(case.text), case.reply or ""
+        total = learned.sums(plain, case.text, before)[1][0]
+        if -STATED <= total < 0 and not by_rules(plain, before) and len(plain) <= MAX_CHARS:
+            stated = corrects(case.text, plain, before) is not None
+            corrected = Signal.CORRECTION in {match.signal for match in find(case.text, before)}
+            assert corrected is stated
+            outcomes.add(stated)
+    assert outcomes == {True, False}
+
+
+def test_a_long_turn_is_left_to_rules() -> None:
+    text = "I went to the market and bought apples and pears for my mother. " * 3
+    assert len(text) <= MAX_CHARS < len(text + text)
+    assert find(text + "Please answer in French. " + text) == find(
+        text + "Please answer in French. " + text, learn=False
+    )
+    assert find(text + "Please answer in French. " + text)
+
+
+def test_it_can_be_turned_off() -> None:
+    turn = said("u2", "worked on the first try")
+    step = reply("a1", next_user_turn=turn, reply="Hold the button for 5 s.")
+    told = score_segment(segment([step]), RewardSettings()).rewards[0]
+    untold = score_segment(segment([step]), RewardSettings(learned_signals=False)).rewards[0]
+    assert told.reward > 0
+    assert untold.reward == 0
