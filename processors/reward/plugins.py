@@ -39,9 +39,9 @@ MAX_LINES = 20
 OWN_PARTS = frozenset({"explicit", "implicit", "business", "process", "judge", "diversity"})
 """The names of the parts that every reward has."""
 
-_FAILURES = (Exception, SystemExit)
-"""What a plugin may raise without harm to anything but its own part; a module that calls
-``sys.exit`` must not end the worker."""
+_OURS = (KeyboardInterrupt, GeneratorExit)
+"""What is raised in the midst of a plugin and is none of its failures. All else that it raises, a
+``sys.exit`` and errors that are no ``Exception`` among it, harms nothing but its own part."""
 
 
 class SignalPlugin(Protocol):
@@ -175,7 +175,9 @@ def _imported(point: EntryPoint, group: str) -> Callable[..., Any]:
     try:
         call = point.load()
     # Whatever a foreign module raises when it is imported is its fault, not the settings'.
-    except _FAILURES as error:
+    except _OURS:
+        raise
+    except BaseException as error:
         raise PluginError(
             f"plugin {point.name} of {group} ({point.value}) cannot be imported: {describe(error)}"
         ) from error
@@ -198,8 +200,10 @@ def ask_signal(plugin: Plugged, text: str) -> Result:
         words = plugin.call(text)
         if words is not None and not isinstance(words, str):
             raise TypeError(f"a signal returns text or None, not {type(words).__name__}")
+    except _OURS:
+        raise
     # A plugin may raise anything; whatever it is must stop at its own part of the reward.
-    except _FAILURES as error:
+    except BaseException as error:
         return Result(error=describe(error))
     return Result(None if words is None else as_line(words))
 
@@ -217,8 +221,10 @@ def ask_component(
         number = float(value)
         if not math.isfinite(number) or not -1.0 <= number <= 1.0:
             raise ValueError(f"a component's value is in [-1, 1], not {number:g}")
+    except _OURS:
+        raise
     # As above.
-    except _FAILURES as error:
+    except BaseException as error:
         return Result(error=describe(error))
     return Result(number, lines)
 
@@ -228,8 +234,10 @@ def describe(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return as_line(f"{name}: {error}")
+    except _OURS:
+        raise
     # An error of a foreign type may fail at saying what it is.
-    except _FAILURES:
+    except BaseException:
         return as_line(name)
 
 

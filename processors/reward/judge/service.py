@@ -135,9 +135,11 @@ class JudgeService:
         except JudgeBusyError as error:
             self._rest(error)
             raise
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
         # The library, the network or a plugin may fail in any way; each is a failed try. A plugin
         # that calls ``sys.exit``, or lets a cancellation of its own escape, must not end the judge.
-        except (Exception, SystemExit, asyncio.CancelledError) as error:
+        except BaseException as error:
             if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                 raise
             why = describe(error)
