@@ -8,8 +8,9 @@ new rating is looked at once, when it first shows, and what is found stays with 
 1. *Flood*: its rater gave more than ``flood_factor`` times what the other raters gave on average;
    or its source (front end, importer) has sent more than ``flood_factor`` times what it sent in
    an average window before. Both from ``flood_ratings_min`` ratings on.
-2. *Burst*: ``burst_ratings`` identical pieces of feedback (kind, value, text, tags, source)
-   within ``burst_window_ms`` of event time. Without a text only one rater's count as identical.
+2. *Burst*: identical pieces of feedback (kind, value, text, tags, source) within
+   ``burst_window_ms`` of event time: ``burst_texts`` by whomever if they have a text of
+   ``MIN_TEXT_BYTES``, else ``burst_ratings`` by one rater, since many people say "thanks".
 3. *Contradiction*: at least ``contradiction_share`` of the rater's ratings of replies about
    which at least three quarters of ``contradiction_others_min`` or more others agree say the
    opposite. Ratings of the same words count as ratings of one reply, from ``MIN_WORDS_CHARS``.
@@ -38,6 +39,9 @@ from streams.settings import RewardSettings
 
 MIN_WORDS_CHARS = 20
 """Shorter replies ("Yes.") mean different things in different places: known by their turn."""
+
+MIN_TEXT_BYTES = 24
+"""In UTF-8: eight Chinese characters, or some five English words. Many write shorter ones."""
 
 MAX_OTHERS = 32
 """How many raters' opinions of the same words are remembered."""
@@ -462,24 +466,38 @@ def _echo(
     crowd: Crowd, policy: str, window: int, rating: NewRating, settings: RewardSettings
 ) -> int:
     """How many identical ones there are near ``rating``, itself included."""
-    given = rating.feedback
-    text = (given.text or "").strip()
-    who = "" if text else rating.rater
+    given, text = rating.feedback, _text_of(rating)
+    who = "" if _is_telling(text) else rating.rater
     name = _digest(given.kind.value, given.value, text, sorted(given.tags), given.source, who)
-    times = (*crowd.echo(policy, name).times, given.event_time)[-settings.burst_ratings :]
+    times = (*crowd.echo(policy, name).times, given.event_time)[-_echoes_min(text, settings) :]
     crowd.put(CrowdKey(policy, "echo", name), Echo(window=window, times=times))
     return sum(abs(time - given.event_time) <= settings.burst_window_ms for time in times)
 
 
 def _burst(rating: NewRating, echoes: int, settings: RewardSettings) -> Anomaly | None:
-    if not settings.filter_burst or echoes < settings.burst_ratings:
+    text = _text_of(rating)
+    if not settings.filter_burst or echoes < _echoes_min(text, settings):
         return None
-    said = f'"{rating.feedback.text.strip()[:40]}"' if rating.feedback.text else "without a text"
+    said = f'"{text[:40]}"' if text else "without a text"
+    by = "" if _is_telling(text) else f" by {rating.rater}"
     return Anomaly(
         filter="burst",
-        reason=f"{echoes} or more identical ones {said} from source {rating.feedback.source} "
+        reason=f"{echoes} or more identical ones {said}{by} from source {rating.feedback.source} "
         f"within {settings.burst_window_ms} ms",
     )
+
+
+def _text_of(rating: NewRating) -> str:
+    return (rating.feedback.text or "").strip()
+
+
+def _is_telling(text: str) -> bool:
+    """Whether several people hardly write this by chance."""
+    return len(text) >= MIN_TEXT_BYTES or len(text.encode("utf-8", "replace")) >= MIN_TEXT_BYTES
+
+
+def _echoes_min(text: str, settings: RewardSettings) -> int:
+    return settings.burst_texts if _is_telling(text) else settings.burst_ratings
 
 
 def _compare(

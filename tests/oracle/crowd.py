@@ -51,11 +51,16 @@ class Shown:
         return (self.value > 0) - (self.value < 0)
 
     @property
+    def is_long(self) -> bool:
+        """Whether its text has 24 bytes."""
+        return len((self.item.text or "").strip().encode()) >= 24
+
+    @property
     def kind_of(self) -> tuple[object, ...]:
-        """Equal for identical feedback; without a text only one rater's is."""
+        """Equal for identical feedback; without a long text only one rater's is."""
         text = (self.item.text or "").strip()
         tags = tuple(sorted(self.item.tags))
-        who = None if text else self.rater
+        who = None if self.is_long else self.rater
         return self.policy, self.item.kind, self.value, text, tags, self.item.source, who
 
 
@@ -233,9 +238,10 @@ class CrowdOracle(Oracle):
     def _burst(self, one: Shown) -> str:
         alike = [s for s in self.shown if s.kind_of == one.kind_of]
         times = [s.item.event_time for s in self._alive(alike, one.at)]
-        last = times[-self.settings.burst_ratings :]
+        enough = self.settings.burst_texts if one.is_long else self.settings.burst_ratings
+        last = times[-enough:]
         near = [t for t in last if abs(t - one.item.event_time) <= self.settings.burst_window_ms]
-        is_one = self.settings.filter_burst and len(near) >= self.settings.burst_ratings
+        is_one = self.settings.filter_burst and len(near) >= enough
         return "burst" if is_one else ""
 
     def _agrees(self, one: Shown) -> bool | None:

@@ -45,7 +45,7 @@ REPLIES = (
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi",
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu omicron pi",
 )
-TEXTS = (None, None, "spam")
+TEXTS = (None, "spam", "the same words from many people")
 SOURCES = ("gateway", "script")
 
 

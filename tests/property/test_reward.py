@@ -65,6 +65,7 @@ CROWDED = SMALL.model_copy(
         "flood_ratings_min": 3,
         "flood_raters_min": 1,
         "burst_ratings": 3,
+        "burst_texts": 2,
         "contradiction_ratings_min": 2,
         "contradiction_others_min": 2,
         "cohort_raters_min": 2,

@@ -144,17 +144,31 @@ def shouted(count: int, *, text: str | None, apart_ms: int = 1_000) -> list[Traj
     ]
 
 
-@pytest.mark.parametrize("text", ["Best assistant ever, five stars!", None])
-def test_a_burst_of_identical_feedback_is_held_from_the_tenth_on(text: str | None) -> None:
+FIVE_STARS = "Best assistant ever, five stars!"
+
+
+@pytest.mark.parametrize(
+    ("text", "at_first"), [(FIVE_STARS, 4), ("这是我用过最好的助手", 4), (None, 9)]
+)
+def test_a_burst_of_identical_feedback_is_held(text: str | None, at_first: int) -> None:
     burst = shouted(12, text=text)
     effects = run(burst)
-    assert credibilities(effects) == [1.0] * 9 + [0.0] * 3
+    assert credibilities(effects) == [1.0] * at_first + [0.0] * (12 - at_first)
     assert asked(effects)[0].attributes["filter"] == "burst"
     assert credibilities(run(burst, filter_burst=False)) == [1.0] * 12
 
 
+@pytest.mark.parametrize("text", ["thank you so much!", "谢谢你的帮助", "👍"])
+def test_what_many_people_write_is_no_burst_unless_one_does(text: str) -> None:
+    assert 0.0 not in credibilities(run(shouted(20, text=text)))
+    alone = [rated(f"s{n}", "u", 1.0, at=HOUR_MS + n, text=text) for n in range(12)]
+    effects = run(alone)
+    assert credibilities(effects) == [1.0] * 9 + [0.0] * 3
+    assert f'"{text}" by user u from source' in asked(effects)[0].reason
+
+
 def test_the_same_words_over_hours_are_no_burst() -> None:
-    assert 0.0 not in credibilities(run(shouted(30, text="thank you", apart_ms=60_000)))
+    assert 0.0 not in credibilities(run(shouted(30, text=FIVE_STARS, apart_ms=60_000)))
 
 
 def test_thumbs_without_words_by_many_users_are_no_burst() -> None:
@@ -301,14 +315,14 @@ def with_review(item: TrajectorySegment, value: float) -> TrajectorySegment:
 
 @pytest.mark.parametrize(("value", "expected"), [(1.0, 1.0), (-1.0, 0.0)])
 def test_a_held_anomaly_is_decided_by_a_review(value: float, expected: float) -> None:
-    burst = shouted(10, text="five stars")
+    burst = shouted(5, text=FIVE_STARS)
     effects = run([*burst, with_review(burst[-1], value)])
     assert credibilities(effects)[-2:] == [0.0, expected]
     assert len(asked(effects)) == 1
 
 
 def test_a_revision_neither_counts_again_nor_asks_again() -> None:
-    burst = shouted(10, text="five stars")
+    burst = shouted(5, text=FIVE_STARS)
     item = burst[-1]
     again = segment(
         item.steps,
@@ -321,7 +335,7 @@ def test_a_revision_neither_counts_again_nor_asks_again() -> None:
     effects = run([*burst, again])
     assert credibilities(effects)[-2:] == [0.0, 0.0]
     assert len(asked(effects)) == 1
-    assert sum(len(e.ratings) for e in effects if isinstance(e, Observed)) == 10
+    assert sum(len(e.ratings) for e in effects if isinstance(e, Observed)) == 5
 
 
 def test_monitoring_sees_what_was_given_before_any_filter() -> None:

@@ -28,6 +28,7 @@ from streams.settings import load_settings
         ("crowd_window_ms: 0", "reward.crowd_window_ms:"),
         ("burst_window_ms: 0", "reward.burst_window_ms:"),
         ("burst_ratings: 1", "reward.burst_ratings:"),
+        ("burst_texts: 1", "reward.burst_texts:"),
         ("flood_factor: 1", "reward.flood_factor:"),
         ("contradiction_share: 0.5", "reward.contradiction_share:"),
         ("cohort_share: 0", "reward.cohort_share:"),
