@@ -29,7 +29,8 @@
     ├── RewardError            a review, segment or weight that was named cannot be used
     │   ├── PluginError        a plugin is missing or is not what its kind needs
     │   └── JudgeError         the judge cannot be asked, or its answer is no verdict
-    │       └── JudgeBusyError the judge says that it is asked too much
+    │       ├── JudgeBusyError the judge says that it is asked too much
+    │       └── JudgeRefusedError the judge is there, but does not take this question
     ├── DeadLetterError        a dead letter cannot be found, retried or marked
     ├── ArchiveError           an archive cannot be written, or a topic not be restored from it
     │   └── DamagedArchiveError a file of an archive is cut short or altered
@@ -220,6 +221,10 @@ class JudgeBusyError(JudgeError):
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class JudgeRefusedError(JudgeError):
+    """The judge is there, but does not take this question; asking again would not help."""
 
 
 class DeadLetterError(ClawstreamError):

@@ -6,12 +6,12 @@ import math
 from json import JSONDecodeError
 from typing import Any, cast
 
-from openai import AsyncOpenAI, RateLimitError
+from openai import APIStatusError, AsyncOpenAI, RateLimitError
 
 from processors.reward.judge.service import Ask
 from processors.reward.judge.verdicts import Question, Rubric, messages, prompt
 from processors.reward.plugins import describe, load_judge
-from streams.errors import JudgeBusyError, JudgeError, SettingsError
+from streams.errors import JudgeBusyError, JudgeError, JudgeRefusedError, SettingsError
 from streams.settings import JudgeSettings
 
 
@@ -60,6 +60,7 @@ class _Endpoint:
 
         Raises:
             JudgeBusyError: It answers 429.
+            JudgeRefusedError: It answers that there is something wrong with the question.
             JudgeError: What it answers is no chat completion.
         """
         try:
@@ -71,6 +72,10 @@ class _Endpoint:
             )
         except RateLimitError as error:
             raise JudgeBusyError(describe(error), _retry_after_s(error)) from error
+        except APIStatusError as error:
+            if error.status_code in _OF_THE_QUESTION:
+                raise JudgeRefusedError(describe(error)) from error
+            raise
         except JSONDecodeError as error:
             raise JudgeError(f"{_NO_COMPLETION}: {describe(error)}") from error
         try:
@@ -79,6 +84,9 @@ class _Endpoint:
             raise JudgeError(f"{_NO_COMPLETION}: {answer!r:.80}") from None
         return content or ""
 
+
+_OF_THE_QUESTION = frozenset({400, 413, 422})
+"""Answers that are about the question: it is too long, for example."""
 
 _NO_COMPLETION = "judge.url answers with no chat completion; is it the endpoint up to /v1?"
 

@@ -22,7 +22,7 @@ from processors.reward.judge.verdicts import (
 from processors.reward.plugins import describe
 from streams import metrics as names
 from streams.contracts import FeedbackEvent, TrajectorySegment
-from streams.errors import JudgeBusyError, JudgeError
+from streams.errors import JudgeBusyError, JudgeError, JudgeRefusedError
 from streams.metrics import ProcessorMetrics
 from streams.settings import JudgeSettings
 
@@ -31,7 +31,8 @@ logger = logging.getLogger(__name__)
 OUTCOMES = {1: "good", 0: "tie", -1: "bad"}
 
 PATIENCE = 20
-"""How often a vote is put off by a judge that is asked too much before that counts as a try."""
+"""How often a vote is put off by a judge that is away, or is asked too much, before that counts as
+a try: a question that itself brings the judge down must not be asked for ever."""
 
 
 class Ask(Protocol):
@@ -42,6 +43,7 @@ class Ask(Protocol):
 
         Raises:
             JudgeBusyError: It is asked too much.
+            JudgeRefusedError: It is there, but does not take this question.
             Exception: Whatever else went wrong.
         """
         ...
@@ -108,20 +110,25 @@ class JudgeService:
         """One vote.
 
         Raises:
+            JudgeRefusedError: The judge does not take the question.
             JudgeError: No try gave one.
         """
         last, tried, put_off = "never asked", 0, 0
         while tried < self._settings.tries:
             async with self._room:
                 await self._wait_for_breaker()
+                is_away = self._breaker.open
                 try:
                     return read_vote(await self._answer(question))
-                except JudgeBusyError as error:
-                    # It did not look at the question: that is no try, as long as it ends some day.
-                    last, put_off = str(error), put_off + 1
-                    tried += put_off >= PATIENCE
+                except JudgeRefusedError:
+                    raise
                 except JudgeError as error:
-                    last, tried = str(error), tried + 1
+                    last = str(error)
+                    # It did not look at the question: that is no try, as long as it ends some day.
+                    if (is_away or isinstance(error, JudgeBusyError)) and put_off < PATIENCE:
+                        put_off += 1
+                    else:
+                        tried += 1
         raise JudgeError(f"{last} (after {self._settings.tries} tries)")
 
     async def _answer(self, question: Question) -> str:
@@ -134,6 +141,9 @@ class JudgeService:
                 raise TypeError(f"a judge answers in words, not with {type(answer).__name__}")
         except JudgeBusyError as error:
             self._rest(error)
+            raise
+        except JudgeRefusedError:
+            self._answered()
             raise
         except (KeyboardInterrupt, GeneratorExit):
             raise
@@ -149,9 +159,12 @@ class JudgeService:
                 why = str(error)
             self._failed(why)
             raise JudgeError(why) from error
+        self._answered()
+        return answer
+
+    def _answered(self) -> None:
         self._breaker.succeeded()
         self._metrics.set(names.JUDGE_BREAKER, 0)
-        return answer
 
     def _rest(self, error: JudgeBusyError) -> None:
         """Ask nothing for as long as it wants, or for a pause; never longer than that."""

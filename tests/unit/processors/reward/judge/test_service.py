@@ -17,7 +17,7 @@ from processors.reward.judge.service import JudgeService
 from processors.reward.judge.verdicts import Question, Rubric, Verdict
 from streams import metrics as names
 from streams.contracts import FeedbackEvent
-from streams.errors import JudgeBusyError, JudgeError, SettingsError
+from streams.errors import JudgeBusyError, JudgeError, JudgeRefusedError, SettingsError
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import JudgeSettings
@@ -244,6 +244,37 @@ async def test_a_judge_that_is_always_asked_too_much_blocks_nobody_for_ever(
     bench = Bench(Judge(busy(1.0)), cache, votes=1, tries=2)
     (event,) = await bench.judge("a1")
     assert event.text == "RateLimitError: 429 (after 2 tries)"
+
+
+async def test_no_verdict_is_lost_while_a_judge_is_away(cache: VerdictCache) -> None:
+    judge = Judge(lambda n: down(n) if n <= 18 else "VERDICT: 1")
+    bench = Bench(judge, cache, votes=1, tries=2, concurrency=1, breaker_failures=2)
+    events = await bench.judge("a1", "a2", "a3")
+    # Two tries are used up before anybody can know; from then on one asks whether it is back.
+    assert [event.value for event in events] == [1.0, 1.0, 1.0]
+    assert len(bench.time.slept) == 17
+
+
+async def test_a_question_that_brings_the_judge_down_is_given_up(cache: VerdictCache) -> None:
+    bench = Bench(Judge(down), cache, votes=1, tries=2, concurrency=1, breaker_failures=1)
+    (event,) = await bench.judge("a1")
+    assert event.text == "ConnectionError: refused (after 2 tries)"
+
+
+async def test_a_question_that_is_refused_is_asked_once_and_closes_no_door(
+    cache: VerdictCache,
+) -> None:
+    def answer(number: int) -> str:
+        if number <= 3:
+            raise JudgeRefusedError("BadRequestError: too long")
+        return "VERDICT: 1"
+
+    judge = Judge(answer)
+    bench = Bench(judge, cache, votes=1, tries=5, concurrency=1, breaker_failures=2)
+    events = await bench.judge("a1", "a2", "a3", "a4")
+    assert [event.value for event in events] == [None, None, None, 1.0]
+    assert events[0].text == "BadRequestError: too long"
+    assert (judge.asked, bench.time.slept) == (4, [])
 
 
 async def test_the_log_says_why_the_judge_is_left_alone(
