@@ -117,15 +117,16 @@ class JudgeService:
         while tried < self._settings.tries:
             async with self._room:
                 await self._wait_for_breaker()
-                is_away = self._breaker.open
+                was_away = self._breaker.open
                 try:
                     return read_vote(await self._answer(question))
                 except JudgeRefusedError:
                     raise
                 except JudgeError as error:
                     last = str(error)
-                    # It did not look at the question: that is no try, as long as it ends some day.
-                    if (is_away or isinstance(error, JudgeBusyError)) and put_off < PATIENCE:
+                    # Away, or asked too much, it did not look at the question: that is no try, as
+                    # long as it ends some day.
+                    if (was_away or self._breaker.open) and put_off < PATIENCE:
                         put_off += 1
                     else:
                         tried += 1

@@ -255,6 +255,15 @@ async def test_no_verdict_is_lost_while_a_judge_is_away(cache: VerdictCache) -> 
     assert len(bench.time.slept) == 17
 
 
+async def test_those_that_were_asked_at_the_same_time_lose_no_verdict_either(
+    cache: VerdictCache,
+) -> None:
+    judge = Judge(lambda n: down(n) if n <= 20 else "VERDICT: 1")
+    bench = Bench(judge, cache, votes=3, tries=2, concurrency=8, breaker_failures=3)
+    events = await bench.judge("a1", "a2", "a3", "a4")
+    assert [event.value for event in events] == [1.0] * 4
+
+
 async def test_a_question_that_brings_the_judge_down_is_given_up(cache: VerdictCache) -> None:
     bench = Bench(Judge(down), cache, votes=1, tries=2, concurrency=1, breaker_failures=1)
     (event,) = await bench.judge("a1")
