@@ -5,7 +5,8 @@ weights of its features (``processors.reward.features``), added up, reach the th
 are whole numbers in ``learned.json``, so that sums are exact on every machine. The file is made by
 ``python -m tests.unit.processors.reward.learning`` from the labelled cases beside it, which also
 says what its thresholds were chosen by. What a rule found (``processors.reward.rules``) adds
-``RULED``, and so is only dropped where much speaks against it. Pure but for reading the file, once.
+``RULED``, or ``PLAIN``, and so is only dropped where much speaks against it. Pure but for reading
+the file, once.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ SIGNALS = (Signal.CORRECTION, Signal.DIRECTIVE, Signal.CONFIRMATION)
 SCALE = 1_000
 """What the file has for a weight of 1; learning puts a case at least 1 from the boundary."""
 
-RULED = 1_000
+RULED = 400
 """What a rule's match adds."""
 
-STATED = 300
+PLAIN = 2_000
+"""What it adds where the words it matches are half of the turn or more: they say it plainly."""
+
+STATED = 150
 """What a statement adds that differs from the reply (``processors.reward.contrast``)."""
 
 _BITS = 24
@@ -108,6 +112,16 @@ def prepare() -> None:
     _ready()
 
 
+def ruled(words: str, plain: str) -> int:
+    """What a rule's match adds to the sum of its signal.
+
+    Args:
+        words: What it matched.
+        plain: The turn as ``signals.normalise`` makes it.
+    """
+    return PLAIN if 2 * len(words) >= len(plain.strip(" ,.;!?")) else RULED
+
+
 def sums(plain: str, text: str, reply: str) -> tuple[str, tuple[int, int, int]]:
     """The language of a turn, and of each of ``SIGNALS`` its sum less its threshold.
 
@@ -157,6 +171,7 @@ def _best_run(values: Sequence[int]) -> tuple[int, int]:
 
 __all__ = [
     "FILE",
+    "PLAIN",
     "RULED",
     "SIGNALS",
     "STATED",
@@ -165,5 +180,6 @@ __all__ = [
     "model",
     "prepare",
     "quote",
+    "ruled",
     "sums",
 ]

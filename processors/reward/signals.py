@@ -196,7 +196,7 @@ def _learned(plain: str, text: str, reply: str, ruled: tuple[Match, ...]) -> tup
     for signal, total in zip(learned.SIGNALS, sums, strict=True):
         match = by_signal.pop(signal, None)
         if match is not None:
-            total += learned.RULED
+            total += learned.ruled(match.quote, plain)
         elif signal is Signal.CORRECTION and -learned.STATED <= total < 0:
             match = _stated(plain, text, reply)
             total = total if match is None else 0

@@ -23,7 +23,7 @@ import msgspec
 from processors.reward import learned, rules
 from processors.reward.contrast import corrects
 from processors.reward.features import MAX_CHARS, features
-from processors.reward.learned import RULED, SCALE, SIGNALS, STATED, Language, Model
+from processors.reward.learned import SCALE, SIGNALS, STATED, Language, Model
 from processors.reward.signals import Signal, by_rules, normalise
 from tests.unit.processors.reward import labelled
 from tests.unit.processors.reward.labelled import Case, load
@@ -110,7 +110,8 @@ def _example(source: str, case: Case) -> Example | None:
 
 
 def _added(plain: str, text: str, reply: str) -> dict[Signal, int]:
-    added = {match.signal: RULED for match in by_rules(plain, reply)}
+    found = by_rules(plain, reply)
+    added = {match.signal: learned.ruled(match.quote, plain) for match in found}
     if Signal.CORRECTION not in added and reply and corrects(text, plain, reply) is not None:
         added[Signal.CORRECTION] = STATED
     return added
