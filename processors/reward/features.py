@@ -2,15 +2,15 @@
 
 A feature is there or not; its name says what it is, and the weights of ``learned.json`` are by
 name. Of the turn: its words, pairs of words, their beginnings and ends, the first word of each
-clause, classes of words (``CLASSES_EN``, ``CLASSES_ZH``); of Chinese its strings of one to three
-characters. Of turn and reply together: how much of the turn the reply says too, and whether there
-is another number, day or name in it, alone and with the classes that set against ("not", "only",
-"是").
+clause, classes of words (``CLASSES_EN``, ``CLASSES_ZH``); of Chinese its characters, alone and two
+in a row. Of turn and reply together: how much of the turn the reply says too, and whether there is
+another number, day or name in it, and the order of what is the reply's, what is not, and small
+words (``_shape_en``, ``_shape_zh``).
 
 Names in English: ``help`` a word, ``help me`` two in a row (``^`` and ``$`` are the ends),
 ``help-`` and ``-ful`` beginning and end, ``.help`` first in a clause and ``^help`` first of all,
-but for "well", "ok" and the like. Classes are in capitals; ``NOT&10`` is a word of that class where
-the reply says something of the turn too (1) and there is no other value (0). Pure.
+but for "well", "ok" and the like. Classes are in capitals, shapes have ``~`` between their parts.
+Pure.
 """
 
 from __future__ import annotations
@@ -178,9 +178,18 @@ _COUNTED = frozenset(
     ]
 )
 _BREAKS = frozenset(",.;:!?-()")
-_AGAINST_EN = ("NOT", "BUT", "YOU", "SELF", "BE", "MUST", "NEG", "FORM", "OUT", "KIN", "POS")
-_AGAINST_ZH = tuple(CLASSES_ZH)
+_SMALL_EN = frozenset(("NOT", "BE", "THEY", "SELF", "YOU", "MUST", "BUT", "ASK"))
+_LARGE_EN = frozenset(("FORM", "OUT", "POS", "NEG", "KIN", "DAY", "PAST"))
 _NUMBER_ZH = re.compile(r"\d+(?:[.:]\d+)*")
+_DIGITS = re.compile(r"\d+(?:[.,:]\d+)*")
+SMALL_ZH = frozenset(
+    "的了吗呢吧啊呀我你您他她它们是在有和就都也还这那个不没把给被让很要会能可才又但而比跟对从到说写错应"
+    "该别再为怎么什哪谁几多少只"
+)
+"""Characters that say how, not what."""
+
+_MARKS_ZH = frozenset("，。！？,.!?;；")
+_PART_ZH = re.compile(_NUMBER_ZH.pattern + "|[a-z]+|.", re.DOTALL)
 _PIECE_ZH = re.compile(_NUMBER_ZH.pattern + "|.")
 _LATIN = re.compile("[a-z]{2,}")
 _EITHER_ZH = re.compile(r"(.)[不没]\1")
@@ -232,9 +241,8 @@ def spans_of(plain: str, language: str) -> list[tuple[str, tuple[str, ...]]]:
         own = [_word(name).features for name in names[1:]]
         return [(w, (*f, pair)) for w, f, pair in zip(words, own, pairs, strict=True)]
     words = _PIECE_ZH.findall(plain)[:MAX_CHARS]
-    names = ["", "^", *("#" if "0" <= word[0] <= "9" else word for word in words)]
-    triples = zip(names, names[1:], names[2:], strict=False)
-    return [(word, (c, b + c, a + b + c)) for word, (a, b, c) in zip(words, triples, strict=True)]
+    names = ["^", *("#" if "0" <= word[0] <= "9" else word for word in words)]
+    return [(w, (b, a + b)) for w, (a, b) in zip(words, itertools.pairwise(names), strict=True)]
 
 
 # --- English ----------------------------------------------------------------------------------
@@ -251,6 +259,7 @@ class _Word:
         "breaks",
         "clause",
         "features",
+        "form",
         "kind",
         "kinds",
         "lead",
@@ -268,6 +277,7 @@ class _Word:
         self.lead = token in _LEADS
         self.breaks = token in _BREAKS
         self.stem = stem(token)
+        self.form = self._form()
         # A short word may stand within another.
         self.sought = self.stem if len(self.stem) > 4 else f" {self.stem}"
         found = [token, *self.kinds]
@@ -277,6 +287,16 @@ class _Word:
             found += (f"-{token[-2:]}", f"-{token[-3:]}")
         self.features = tuple(found)
         self.clause = (f".{token}", *(f".{kind}" for kind in self.kinds or ("-",)))
+
+    def _form(self) -> str:
+        """What it is in the shape of a turn; empty if that depends on the reply."""
+        if self.token == "#":
+            return "#"
+        if not self.word:
+            return self.token if self.token in ",.;:!?" else "-"
+        if self.kind in _SMALL_EN or (self.kinds and not self.stem and self.kind not in _LARGE_EN):
+            return self.kind
+        return "" if self.stem else self.token
 
 
 _WORDS: dict[str, _Word] = {}
@@ -292,7 +312,8 @@ def _word(token: str) -> _Word:
 
 
 def _english(plain: str, text: str, reply: str) -> set[str]:
-    tokens = _tokens_of(plain)
+    parts = _TOKEN.findall(plain)[:MAX_TOKENS]
+    tokens = ["#" if "0" <= part[0] <= "9" else part for part in parts]
     read = [_WORDS[token] if token in _WORDS else _word(token) for token in tokens]
     kinds = [word.kind for word in read]
     found = set(map(" ".join, zip(["^", *tokens], [*tokens, "$"], strict=True)))
@@ -317,13 +338,15 @@ def _english(plain: str, text: str, reply: str) -> set[str]:
         found.add(f"^{' '.join([word.token for word in first])}")
         found.add(f"^{' '.join([word.kind for word in first])}")
     if reply:
-        found.update(_beside_en(plain, text, reply, found, read))
+        found.update(_beside_en(plain, text, reply, found, read, parts))
     else:
         found.add("no reply")
     return found
 
 
-def _beside_en(plain: str, text: str, reply: str, own: set[str], read: list[_Word]) -> list[str]:
+def _beside_en(
+    plain: str, text: str, reply: str, own: set[str], read: list[_Word], parts: list[str]
+) -> list[str]:
     found = _of_reply(reply)
     if found[0] == "asks":
         return found
@@ -332,25 +355,36 @@ def _beside_en(plain: str, text: str, reply: str, own: set[str], read: list[_Wor
     common = {part for part, sought in mine.items() if sought in said}
     found.append(f"common={min(3, len(common))}")
     found.append(f"share={_quarter(len(common), len(mine))}")
-    differs = False
     if not own.isdisjoint(_COUNTED) and other_numbers_en(plain, said):
-        differs = True
         found.append("other number")
     if "DAY" in own and other_kind_en(plain, said):
-        differs = True
         found.append("other day")
     if not text[1:].islower():
         called = names(text)
         if called and True not in [name in reply for name in called]:
-            differs = True
             found.append("other name")
-    beside = f"&{1 if common else 0}{1 if differs else 0}"
-    found.extend([kind + beside for kind in _AGAINST_EN if kind in own])
-    if "?" in own:
-        found.append(f"?{beside}")
     if common and "BE" in own and _new_predicate(read, common):
         found.append("new predicate")
+    found += _shape_en(parts, read, said, common)
     return found
+
+
+def _shape_en(parts: list[str], read: list[_Word], said: str, common: set[str]) -> list[str]:
+    """Three in a row of what a turn is made of, as ``_shape_zh``; small words by their class."""
+    made = ["^"]
+    theirs: frozenset[str] | None = None
+    for part, word in zip(parts, read, strict=True):
+        name = word.form
+        if name == "#":
+            theirs = frozenset(_DIGITS.findall(said)) if theirs is None else theirs
+            name = "#" if part.strip(".,:") in theirs else "N"
+        elif not name:
+            name = "R" if word.stem in common else "o"
+            if name == made[-1]:
+                continue
+        made.append(name)
+    made.append("$")
+    return list(map("~".join, zip(made, made[1:], made[2:], strict=False)))
 
 
 def _new_predicate(read: list[_Word], common: set[str]) -> bool:
@@ -388,10 +422,9 @@ def _quarter(part: int, whole: int) -> str:
 
 
 def _grams_of(plain: str) -> list[str]:
-    """A Chinese turn as features name it: strings of one, two and three characters."""
+    """A Chinese turn as features name it: its characters, and two in a row."""
     text = f"^{_NUMBER_ZH.sub('#', plain)}$"
-    pairs = list(map(operator.add, text, text[1:]))
-    return [*text[1:-1], *pairs, *map(operator.add, pairs, text[2:])]
+    return [*text[1:-1], *map(operator.add, text, text[1:])]
 
 
 def _spoken(plain: str) -> str:
@@ -409,8 +442,6 @@ def _chinese(plain: str, text: str, reply: str) -> set[str]:
     parts = [part for part in _BREAK_ZH.split(plain) if part]
     found.add(f"clauses={min(4, len(parts))}")
     found.add(f"length={_step(len(plain), _LENGTHS_ZH)}")
-    for part in parts[1:]:
-        found.update((f".{part[0]}", f".{part[:2]}", f"{part[-2:]}."))
     if "ASK" in kinds and parts and not _ASKS_ZH.isdisjoint(_grams_of(parts[-1])):
         found.add("ASK$")
     if reply:
@@ -446,15 +477,42 @@ def _beside_zh(plain: str, text: str, reply: str, kinds: set[str]) -> list[str]:
     latin = _LATIN.findall(own)
     if latin:
         found.append(f"latin={1 if True in [word in said for word in latin] else 0}")
-    beside = f"&{1 if places else 0}{1 if differs else 0}"
-    found.extend([kind + beside for kind in _AGAINST_ZH if kind in kinds])
     if own[:2] in said:
         found.append("first said")
     if own[-2:] in said:
         found.append("last said")
     if places and predicate_zh(own, places):
         found.append("new predicate")
+    found += _shape_zh(plain if len(plain) == len(own) else own, own, said, places)
     return found
+
+
+def _shape_zh(plain: str, own: str, said: str, places: list[int]) -> list[str]:
+    """Two and three in a row of what a turn is made of, beside the reply.
+
+    ``R`` are characters that the reply has too, ``o`` others, ``#`` a number of the reply's and
+    ``N`` another one; the characters of ``SMALL_ZH`` stand for themselves.
+    """
+    shared = {*places, *[place + 1 for place in places]}
+    made = ["^"]
+    for hit in _PART_ZH.finditer(own):
+        place, part = hit.start(), hit.group()
+        first = plain[place]
+        if place in shared:
+            name = "R"
+        elif "0" <= first <= "9":
+            name = "#" if part in said else "N"
+        elif "a" <= first <= "z":
+            name = "R" if part in said else "e"
+        elif first in SMALL_ZH:
+            name = first
+        else:
+            name = "," if first in _MARKS_ZH else "o"
+        if name != made[-1] or name not in "oR":
+            made.append(name)
+    made.append("$")
+    pairs = map("~".join, itertools.pairwise(made))
+    return [*pairs, *map("~".join, zip(made, made[1:], made[2:], strict=False))]
 
 
 __all__ = [

@@ -146,7 +146,7 @@ def test_what_words_were_seen_before_changes_nothing() -> None:
     [
         ("nope, it closes at eight", "The library closes at ten.", Signal.CORRECTION, "nope"),
         ("in grams and celsius please", "Bake 2 cups of flour at 350.", Signal.DIRECTIVE, "please"),
-        ("worked on the first try", "Hold the button for 5 s.", Signal.CONFIRMATION, "worked"),
+        ("老外回了,说写得很地道,哈哈", "Hi Mark, just checking in.", Signal.CONFIRMATION, "地道"),
         ("写成表格,别超过三行", "这里有一些介绍。", Signal.DIRECTIVE, "写成"),
     ],
 )
@@ -231,9 +231,9 @@ def test_a_long_turn_is_left_to_rules() -> None:
 
 
 def test_it_can_be_turned_off() -> None:
-    turn = said("u2", "worked on the first try")
+    turn = said("u2", "it prints again now")
     step = reply("a1", next_user_turn=turn, reply="Hold the button for 5 s.")
-    told = score_segment(segment([step]), RewardSettings()).rewards[0]
-    untold = score_segment(segment([step]), RewardSettings(learned_signals=False)).rewards[0]
-    assert told.reward > 0
-    assert untold.reward == 0
+    learned_ = score_segment(segment([step]), RewardSettings()).rewards[0]
+    ruled = score_segment(segment([step]), RewardSettings(learned_signals=False)).rewards[0]
+    assert learned_.reward == 0
+    assert ruled.reward < 0
