@@ -496,7 +496,7 @@ def make_trackers(settings: Settings, newest: ModelVersion | None = None) -> Sev
         )
         made.append(tools)
     if learner.web_port:
-        made.append(MetricsPage(learner.web_port, newest))
+        made.append(MetricsPage(settings.worker.web_host, learner.web_port, newest))
     return Several(*made)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from learner.ppo.diagnostics import METRICS
 from streams.contracts import ModelVersion
-from streams.errors import SettingsError
+from streams.metrics import listen
 
 PREFIX = "clawstream_learner_"
 VERSION = PREFIX + "version"
@@ -32,22 +32,19 @@ class MetricsPage(Collector):
     """A tracker (``learner.trackers.Trackers``) that Prometheus reads.
 
     Args:
-        port: Where it listens, on all interfaces.
+        host: Where it listens.
+        port: Where it listens.
         newest: The version that is shown at first; None if there is none.
 
     Raises:
         SettingsError: The port cannot be had.
     """
 
-    def __init__(self, port: int, newest: ModelVersion | None) -> None:
+    def __init__(self, host: str, port: int, newest: ModelVersion | None) -> None:
         self._version = newest
         registry = CollectorRegistry()
         registry.register(self)
-        try:
-            self._server, self._thread = start_http_server(port, registry=registry)
-        except OSError as error:
-            raise SettingsError(f"learner.web_port {port} cannot be used: {error}") from error
-        self.port = self._server.server_port
+        self._server = listen(registry, host, port, key="learner.web_port")
 
     def log(self, version: ModelVersion) -> None:
         """Show this version from now on."""
@@ -57,7 +54,6 @@ class MetricsPage(Collector):
         """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """The gauges."""

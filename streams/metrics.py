@@ -10,8 +10,11 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
+from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
+
+from streams.errors import SettingsError
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -238,6 +241,27 @@ def _exposed(metric: Metric) -> str:
 
 def _labels(metric: Metric) -> str:
     return ", ".join(label for label in metric.labels if label != "processor")
+
+
+def listen(registry: CollectorRegistry, host: str, port: int, *, key: str) -> WSGIServer:
+    """Answer at ``/metrics`` in a thread that ends with the process.
+
+    Args:
+        registry: What is shown.
+        host: Where.
+        port: Where.
+        key: The setting that the port is from.
+
+    Raises:
+        SettingsError: The port cannot be had.
+    """
+    try:
+        server, _ = start_http_server(port, host, registry)
+    except OSError as error:
+        raise SettingsError(
+            f"{key}: cannot listen on {host}:{port}: {error.strerror}; name another port"
+        ) from error
+    return server
 
 
 class ProcessorMetrics:

@@ -8,15 +8,13 @@ import signal
 from collections.abc import Sequence
 from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import start_http_server
-
 from processors.reward.judge.cache import VerdictCache
 from processors.reward.judge.client import make_ask
 from processors.reward.judge.service import JudgeService
 from processors.reward.judge.verdicts import judge_name, read_rubric
 from processors.reward.judge.worker import JudgeWorker
-from streams.errors import ClawstreamError, SettingsError
-from streams.metrics import ProcessorMetrics
+from streams.errors import ClawstreamError
+from streams.metrics import ProcessorMetrics, listen
 from streams.process import argument_parser, command_line, configure_logging, report
 from streams.serde import build_codec
 from streams.settings import Settings, load_settings
@@ -70,16 +68,10 @@ def show_metrics(settings: Settings, metrics: ProcessorMetrics) -> WSGIServer | 
     Raises:
         SettingsError: The port cannot be had.
     """
-    host, port = settings.worker.web_host, settings.judge.web_port
+    port = settings.judge.web_port
     if not port:
         return None
-    try:
-        server, _ = start_http_server(port, host, metrics.registry)
-    except OSError as error:
-        raise SettingsError(
-            f"judge.web_port: cannot listen on {host}:{port}: {error.strerror}; name another port"
-        ) from error
-    return server
+    return listen(metrics.registry, settings.worker.web_host, port, key="judge.web_port")
 
 
 if __name__ == "__main__":

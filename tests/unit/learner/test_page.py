@@ -14,6 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from learner.loop import make_trackers
 from learner.page import MetricsPage, gauge_name
 from learner.ppo.diagnostics import METRICS
+from learner.trackers import Several
 from streams.contracts import ModelVersion
 from streams.errors import SettingsError
 from streams.settings import LearnerSettings, Settings
@@ -28,13 +29,12 @@ def free_port() -> int:
 
 
 @contextmanager
-def page(tmp_path: Path, newest: ModelVersion | None = None) -> Iterator[MetricsPage]:
-    learner = LearnerSettings(web_port=free_port(), policy="npc")
+def page(tmp_path: Path, newest: ModelVersion | None = None) -> Iterator[tuple[Several, int]]:
+    port = free_port()
+    learner = LearnerSettings(web_port=port, policy="npc")
     trackers = make_trackers(Settings(data_dir=tmp_path, learner=learner), newest)
-    (made,) = trackers.trackers
-    assert isinstance(made, MetricsPage)
     try:
-        yield made
+        yield trackers, port
     finally:
         trackers.close()
 
@@ -49,33 +49,33 @@ def read(port: int) -> dict[str, tuple[dict[str, str], float]]:
 
 
 def test_the_page_shows_the_newest_version(tmp_path: Path) -> None:
-    with page(tmp_path) as shown:
-        assert read(shown.port) == {}
+    with page(tmp_path) as (trackers, port):
+        assert read(port) == {}
         for number in (1, 2):
             metrics = {"rewards/mean": 0.25 * number, "charts/SPS": 7.0}
-            shown.log(version(number, metrics=metrics, policy="npc"))
+            trackers.log(version(number, metrics=metrics, policy="npc"))
         labels = {"policy": "npc"}
-        assert read(shown.port) == {
+        assert read(port) == {
             "clawstream_learner_version": (labels, 2.0),
             "clawstream_learner_rewards_mean": (labels, 0.5),
             "clawstream_learner_charts_sps": (labels, 7.0),
         }
     with pytest.raises(httpx.ConnectError):
-        read(shown.port)
+        read(port)
 
 
 def test_after_a_restart_it_shows_what_there_was(tmp_path: Path) -> None:
     before = version(4, metrics={"kl/update_k3": 0.125}, policy="npc")
-    with page(tmp_path, before) as shown:
-        assert read(shown.port)["clawstream_learner_kl_update_k3"][1] == 0.125
+    with page(tmp_path, before) as (_, port):
+        assert read(port)["clawstream_learner_kl_update_k3"][1] == 0.125
 
 
 def test_a_port_that_is_taken_is_a_setting_that_cannot_be_used() -> None:
     with socket.socket() as other:
-        other.bind(("0.0.0.0", 0))
+        other.bind(("127.0.0.1", 0))
         other.listen()
-        with pytest.raises(SettingsError, match=r"learner\.web_port \d+ cannot be used"):
-            MetricsPage(other.getsockname()[1], None)
+        with pytest.raises(SettingsError, match=r"learner\.web_port: .*127\.0\.0\.1:\d+: "):
+            MetricsPage("127.0.0.1", other.getsockname()[1], None)
 
 
 def test_no_two_metrics_have_one_name() -> None:
