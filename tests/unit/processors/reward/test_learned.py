@@ -47,9 +47,9 @@ def test_the_file_is_small_and_says_why() -> None:
 
 
 LEAST = {
-    Signal.CORRECTION: (0.85, 0.5),
-    Signal.DIRECTIVE: (0.82, 0.7),
-    Signal.CONFIRMATION: (0.85, 0.35),
+    Signal.CORRECTION: (0.86, 0.55),
+    Signal.DIRECTIVE: (0.86, 0.75),
+    Signal.CONFIRMATION: (0.86, 0.45),
 }
 """Precision and recall on cases of another hand that were left out; docs/rewards.md has more."""
 
@@ -69,7 +69,7 @@ def test_precision_and_recall_on_cases_left_out(everything: Sequence[Example]) -
         right = sum(wanted and got for wanted, got in each)
         precision = right / sum(got for _, got in each)
         recall = right / sum(wanted for wanted, _ in each)
-        assert (precision, recall) >= LEAST[signal], (signal, precision, recall)
+        assert precision >= LEAST[signal][0], (signal, precision, recall)
         assert recall >= LEAST[signal][1], (signal, precision, recall)
 
 
