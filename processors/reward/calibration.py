@@ -10,21 +10,32 @@ from typing import Any
 
 import typer
 
+from processors.reward.formulas import of_kinds, readable
+from processors.reward.judge.verdicts import MODEL_ATTRIBUTE
 from streams.cli.common import print_json, settings_of
-from streams.contracts import ScoredSegment, StepReward
+from streams.contracts import FeedbackKind, ScoredSegment, Step, StepReward
 
 SIGNS = (-1, 0, 1)
 WORDS = {-1: "negative", 0: "neutral", 1: "positive"}
+UNNAMED = "unnamed"
+"""A judge whose judgements do not say which it is."""
 
 app = typer.Typer(add_completion=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The signs of what people and the judge said about one reply."""
+    """The signs of what people and a judge said about one reply.
+
+    Args:
+        explicit: People.
+        judged: The judge.
+        judge: Which: its model, as the judgement names it.
+    """
 
     explicit: int
     judged: int
+    judge: str = UNNAMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,11 +61,25 @@ class Agreement:
 def pairs(scored: ScoredSegment) -> list[Pair]:
     """One for each step with a rating that is believed in full and a verdict."""
     found: list[Pair] = []
-    for reward in scored.rewards:
+    for step, reward in zip(scored.segment.steps, scored.rewards, strict=True):
         explicit, judged = _value(reward, "explicit"), _value(reward, "judge")
         if explicit is not None and judged is not None and reward.credibility == 1.0:
-            found.append(Pair(_sign(explicit), _sign(judged)))
+            found.append(Pair(_sign(explicit), _sign(judged), _judge_of(step)))
     return found
+
+
+def _judge_of(step: Step) -> str:
+    """Who gave the verdict that counts: the latest."""
+    given = of_kinds(readable(step.feedback), (FeedbackKind.JUDGEMENT,))
+    return given[-1][0].attributes.get(MODEL_ATTRIBUTE, UNNAMED) if given else UNNAMED
+
+
+def by_judge(found: Iterable[Pair]) -> dict[str, list[Pair]]:
+    """The pairs of each judge, by name."""
+    judges: dict[str, list[Pair]] = {}
+    for pair in sorted(found, key=lambda pair: pair.judge):
+        judges.setdefault(pair.judge, []).append(pair)
+    return judges
 
 
 def agreement(found: Sequence[Pair]) -> Agreement:
@@ -94,7 +119,7 @@ def calibration(
     policy: str | None = typer.Option(None, help="Of this policy only."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
-    """Compare the judge's verdicts with people's ratings of the same replies."""
+    """Compare each judge's verdicts with people's ratings of the same replies."""
     from streams.kafka.reading import read_records
     from streams.serde import build_codec
     from streams.topics import SCORED
@@ -103,16 +128,20 @@ def calibration(
     codec = build_codec(settings.schema_registry_url)
     found = newest(read_records(settings, SCORED, ScoredSegment, codec)).values()
     both = [pair for item in found if policy in (None, item.segment.policy) for pair in pairs(item)]
-    result = agreement(both)
+    results = {judge: agreement(of_judge) for judge, of_judge in by_judge(both).items()}
     if as_json:
-        print_json(as_data(result))
+        print_json([as_data(judge, result) for judge, result in results.items()])
+    elif not results:
+        typer.echo("no reply has both a rating and a verdict of a judge")
     else:
-        typer.echo("\n".join(as_lines(result)))
+        shown = ["\n".join(as_lines(judge, result)) for judge, result in results.items()]
+        typer.echo("\n\n".join(shown))
 
 
-def as_data(result: Agreement) -> dict[str, Any]:
+def as_data(judge: str, result: Agreement) -> dict[str, Any]:
     """It for machines."""
     return {
+        "judge": judge,
         "steps": result.steps,
         "same": result.same,
         "opposite": result.opposite,
@@ -124,10 +153,8 @@ def as_data(result: Agreement) -> dict[str, Any]:
     }
 
 
-def as_lines(result: Agreement) -> list[str]:
+def as_lines(judge: str, result: Agreement) -> list[str]:
     """It for people."""
-    if not result.steps:
-        return ["no reply has both a rating and a verdict of the judge"]
     kappa = "-" if result.kappa is None else f"{result.kappa:.2f}"
     head = "people say / judge says".ljust(24) + "".join(WORDS[s].rjust(10) for s in SIGNS)
     rows = [
@@ -135,7 +162,7 @@ def as_lines(result: Agreement) -> list[str]:
         for a in SIGNS
     ]
     return [
-        f"{result.steps} replies with both a rating and a verdict",
+        f"{judge}: {result.steps} replies with both a rating and a verdict",
         f"the same: {result.same:.0%}, opposite: {result.opposite:.0%}, kappa {kappa}",
         "",
         head,
@@ -151,4 +178,15 @@ def _sign(value: float) -> int:
     return (value > 0) - (value < 0)
 
 
-__all__ = ["Agreement", "Pair", "agreement", "app", "as_data", "as_lines", "newest", "pairs"]
+__all__ = [
+    "UNNAMED",
+    "Agreement",
+    "Pair",
+    "agreement",
+    "app",
+    "as_data",
+    "as_lines",
+    "by_judge",
+    "newest",
+    "pairs",
+]

@@ -5,11 +5,19 @@ from __future__ import annotations
 import pytest
 
 from processors.reward.agent import RewardProcessor, RewardTopics
-from processors.reward.calibration import Pair, agreement, as_data, as_lines, newest, pairs
+from processors.reward.calibration import (
+    Pair,
+    agreement,
+    as_data,
+    as_lines,
+    by_judge,
+    newest,
+    pairs,
+)
 from processors.reward.formulas import Credibility, score_segment
 from processors.runtime.records import Record
 from streams import metrics as names
-from streams.contracts import FeedbackKind
+from streams.contracts import FeedbackKind, StepFeedback
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import RewardSettings
@@ -37,6 +45,20 @@ def test_ratings_that_are_not_believed_are_left_out() -> None:
     assert pairs(score_segment(JUDGED, RewardSettings(), held)) == [Pair(-1, -1)]
 
 
+def test_each_judge_is_compared_by_itself() -> None:
+    def verdict(name: str, judge: str, value: float, at: int) -> StepFeedback:
+        attributes = {"judge": judge}
+        return feedback(name, FeedbackKind.JUDGEMENT, value, event_time=at, attributes=attributes)
+
+    steps = [
+        reply("a1", thumb("f1", 1), verdict("j1", "old", -1.0, 1), verdict("j2", "new", 1.0, 2)),
+        reply("a2", thumb("f2", 1), verdict("j3", "old", -1.0, 1)),
+    ]
+    found = pairs(score_segment(segment(steps), RewardSettings()))
+    assert by_judge(found) == {"new": [Pair(1, 1, "new")], "old": [Pair(1, -1, "old")]}
+    assert as_lines("old", agreement(by_judge(found)["old"]))[0].startswith("old: 1 replies")
+
+
 def test_agreement_by_hand() -> None:
     found = [Pair(1, 1)] * 6 + [Pair(-1, -1)] * 2 + [Pair(1, -1)] + [Pair(-1, 0)]
     result = agreement(found)
@@ -44,14 +66,13 @@ def test_agreement_by_hand() -> None:
     # By chance: 7/10 * 6/10 + 3/10 * 3/10 = 0.51.
     assert result.kappa == pytest.approx((0.8 - 0.51) / 0.49)
     assert result.confusion[-1, 0] == 1
-    assert sum(row["steps"] for row in as_data(result)["confusion"]) == 10
-    assert as_lines(result)[-1].split() == ["positive", "1", "0", "6"]
+    assert sum(row["steps"] for row in as_data("m", result)["confusion"]) == 10
+    assert as_lines("m", result)[-1].split() == ["positive", "1", "0", "6"]
 
 
 def test_nothing_to_compare() -> None:
     result = agreement([])
     assert (result.steps, result.kappa) == (0, None)
-    assert as_lines(result) == ["no reply has both a rating and a verdict of the judge"]
     assert agreement([Pair(1, 1)]).kappa is None
 
 
