@@ -2,6 +2,7 @@
 
 ``python -m tests.unit.processors.reward.labelled`` prints the table; ``--misses tuning`` lists
 what the rules get wrong in that half. Rules are changed by what the tuning half shows alone.
+``--file FILE`` prints how well other cases are read, with what was learned and by rules alone.
 """
 
 from __future__ import annotations
@@ -82,12 +83,12 @@ def _case(line: str) -> Case:
     return Case(language, role, signals, text.replace(LINE_BREAK, "\n"), earlier, reply)
 
 
-def found(case: Case, *, learn: bool = False) -> frozenset[Signal]:
+def found(case: Case, *, learn: bool = True) -> frozenset[Signal]:
     """The signals that are found in ``case``, of those that are reported.
 
     Args:
         case: The case.
-        learn: Whether the learned models are asked, which know the case; rules alone if not.
+        learn: Whether the learned models are asked, which may know the case; rules alone if not.
     """
     if case.role == "tool":
         return frozenset() if tool_error(case.text) is None else frozenset({Signal.TOOL_ERROR})
@@ -98,9 +99,9 @@ def found(case: Case, *, learn: bool = False) -> frozenset[Signal]:
     return frozenset(signals) & frozenset(REPORTED)
 
 
-def scores(cases: Iterable[Case]) -> list[Score]:
-    """How well the rules do on ``cases``, signal by signal."""
-    pairs = [(case.signals, found(case)) for case in cases]
+def scores(cases: Iterable[Case], *, learn: bool = True) -> list[Score]:
+    """How well ``cases`` are read, signal by signal."""
+    pairs = [(case.signals, found(case, learn=learn)) for case in cases]
     return [
         Score(
             signal,
@@ -112,11 +113,11 @@ def scores(cases: Iterable[Case]) -> list[Score]:
     ]
 
 
-def table(cases: Iterable[Case]) -> str:
+def table(cases: Iterable[Case], *, learn: bool = True) -> str:
     """``scores`` as a Markdown table."""
     rows = [
         f"| {s.signal.value} | {s.right + s.missed} | {s.precision:.2f} | {s.recall:.2f} |"
-        for s in scores(cases)
+        for s in scores(cases, learn=learn)
     ]
     head = ["| signal | cases | precision | recall |", "|---|--:|--:|--:|"]
     return "\n".join([*head, *rows]) + "\n"
@@ -126,18 +127,27 @@ def main() -> None:
     """Print how well the rules do on each half."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--misses", choices=["tuning", "held-out"])
-    wanted = parser.parse_args().misses
+    parser.add_argument("--file", type=Path)
+    given = parser.parse_args()
+    if given.file is not None:
+        cases = load(given.file)
+        print(f"{len(cases)} cases\n\n{table(cases)}\nrules alone\n\n{table(cases, learn=False)}")
+        return
+    wanted = given.misses
     for name, held_out in (("tuning", False), ("held-out", True)):
         half = [case for case in load() if case.held_out is held_out]
-        print(f"{name}: {len(half)} cases\n\n{table(half)}")
+        print(f"{name}: {len(half)} cases\n\n{table(half, learn=False)}")
         for language in ("en", "zh"):
-            print(f"{name}, {language}\n\n{table(c for c in half if c.language == language)}")
+            of_language = [case for case in half if case.language == language]
+            print(f"{name}, {language}\n\n{table(of_language, learn=False)}")
         for case in half if wanted == name else ():
-            if found(case) != case.signals:
-                print(f"{sorted(case.signals)} found {sorted(found(case))}: {case.text!r}")
+            if found(case, learn=False) != case.signals:
+                print(
+                    f"{sorted(case.signals)} found {sorted(found(case, learn=False))}: {case.text!r}"
+                )
     for file in (LATER, LAST, REPLIED, UNSEEN, FINAL):
         cases = load(file)
-        print(f"{file.stem}: {len(cases)} cases\n\n{table(cases)}")
+        print(f"{file.stem}: {len(cases)} cases\n\n{table(cases, learn=False)}")
 
 
 if __name__ == "__main__":
