@@ -141,10 +141,9 @@ def main() -> None:
             of_language = [case for case in half if case.language == language]
             print(f"{name}, {language}\n\n{table(of_language, learn=False)}")
         for case in half if wanted == name else ():
-            if found(case, learn=False) != case.signals:
-                print(
-                    f"{sorted(case.signals)} found {sorted(found(case, learn=False))}: {case.text!r}"
-                )
+            got = found(case, learn=False)
+            if got != case.signals:
+                print(f"{sorted(case.signals)} found {sorted(got)}: {case.text!r}")
     for file in (LATER, LAST, REPLIED, UNSEEN, FINAL):
         cases = load(file)
         print(f"{file.stem}: {len(cases)} cases\n\n{table(cases, learn=False)}")
