@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import operator
 import re
+from collections.abc import Iterable
 
 from processors.reward.contrast import (
     STOP_ZH,
@@ -190,6 +191,7 @@ SMALL_ZH = frozenset(
 
 _MARKS_ZH = frozenset("，。！？,.!?;；")
 _PART_ZH = re.compile(_NUMBER_ZH.pattern + "|[a-z]+|.", re.DOTALL)
+_WORDY = re.compile("[0-9a-z]")
 _PIECE_ZH = re.compile(_NUMBER_ZH.pattern + "|.")
 _LATIN = re.compile("[a-z]{2,}")
 _EITHER_ZH = re.compile(r"(.)[不没]\1")
@@ -495,8 +497,10 @@ def _shape_zh(plain: str, own: str, said: str, places: list[int]) -> list[str]:
     """
     shared = {*places, *[place + 1 for place in places]}
     made = ["^"]
-    for hit in _PART_ZH.finditer(own):
-        place, part = hit.start(), hit.group()
+    parts: Iterable[tuple[int, str]] = enumerate(own)
+    if _WORDY.search(own) is not None:
+        parts = [(hit.start(), hit.group()) for hit in _PART_ZH.finditer(own)]
+    for place, part in parts:
         first = plain[place]
         if place in shared:
             name = "R"
