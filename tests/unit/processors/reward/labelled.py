@@ -25,6 +25,9 @@ UNSEEN = FILE.with_name("unseen.tsv")
 FINAL = FILE.with_name("final.tsv")
 TUNING = FILE.with_name("tuning.tsv")
 CHECKING = FILE.with_name("checking.tsv")
+APART = FILE.with_name("apart.tsv")
+"""What nothing is tuned on: how well turns are read that nobody has seen."""
+
 LINE_BREAK = "⏎"
 REPORTED = (
     Signal.REPETITION,
