@@ -4,8 +4,8 @@
 the reward's, one after the other, each as users run it. From the first record a worker is handed
 until all it makes is visible to a ``read_committed`` reader. *Live*: segments are published at the
 rate at which so many turns a second close, and the time is taken from a segment's confirmation by
-Kafka until the scored one is visible. Some are published before the clock starts: what a producer
-waits for at its first record would else send the first second's segments all at once.
+Kafka until the scored one is visible. Some are published and scored before the clock starts: what
+a producer waits for at its first record, and a worker that just started, are no part of it.
 
 The judge has no part in this: it stands beside the stream.
 """
@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from processors.bench.cluster import (
     REPLAYED,
@@ -55,7 +55,7 @@ SHARES = (("p50", 0.50), ("p95", 0.95), ("p99", 0.99), ("max", 1.0))
 TALKING = 1_000
 RECORDS_PER_S = 1_000.0
 FIRST_SEGMENTS = 100
-"""Published before the clock starts, and not measured."""
+"""Scored before the clock starts, and not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,17 +247,20 @@ class _Bench:
         consumer.assign([TopicPartition(stage.of("scored"), p, 0) for p in range(rig.partitions)])
         with stage.start(self._config) as worker, _Reader(consumer) as reader:
             worker.wait_event(READY, READY_S)
-            published = self._publish(stage.segments, segments)
-            deadline = time.monotonic() + READY_S
-            wanted = FIRST_SEGMENTS + len(published)
-            while len(reader.seen) < wanted:
-                worker.check_alive()
-                if time.monotonic() > deadline:
-                    raise worker.failure(f"scored {len(reader.seen)} of {wanted}")
-                time.sleep(0.05)
+            producer = make_producer(
+                self.settings.kafka, self.bootstrap, overrides={"linger.ms": 0}
+            )
+            for key, value in segments[:FIRST_SEGMENTS]:
+                producer.produce(stage.segments, key=key, value=value)
+            producer.flush(READY_S)
+            _wait_for(reader, FIRST_SEGMENTS, worker)
+            published = self._publish(producer, stage.segments, segments[FIRST_SEGMENTS:])
+            _wait_for(reader, FIRST_SEGMENTS + len(published), worker)
         return _delays(published, reader.seen)
 
-    def _publish(self, topic: str, segments: Sequence[tuple[bytes, bytes]]) -> dict[str, float]:
+    def _publish(
+        self, producer: Producer, topic: str, segments: Sequence[tuple[bytes, bytes]]
+    ) -> dict[str, float]:
         """Publish at the rate; returns when Kafka confirmed each segment, by its id.
 
         Raises:
@@ -266,19 +269,14 @@ class _Bench:
         plan = self.plan
         every_s = plan.turns / plan.turns_per_s
         wanted = int(plan.seconds / every_s)
-        first, chosen = segments[:FIRST_SEGMENTS], segments[FIRST_SEGMENTS:][:wanted]
+        chosen = segments[:wanted]
         if wanted > len(chosen):
             raise BenchError(
                 f"{plan.seconds:g} s at this rate need {FIRST_SEGMENTS + wanted} segments, the log "
-                f"has {len(segments)}: raise --sessions or lower --seconds"
+                f"has {FIRST_SEGMENTS + len(segments)}: raise --sessions or lower --seconds"
             )
         codec = build_codec()
         names = [codec.decode(value, TrajectorySegment).segment_id for _, value in chosen]
-        producer = make_producer(self.settings.kafka, self.bootstrap, overrides={"linger.ms": 0})
-        for key, value in first:
-            producer.produce(topic, key=key, value=value)
-        if producer.flush(READY_S):
-            raise BenchError(f"Kafka did not confirm the first {FIRST_SEGMENTS} segments")
         confirmed: dict[str, float] = {}
         late_s, began_s = 0.0, time.monotonic()
         for number, (name, (key, value)) in enumerate(zip(names, chosen, strict=True)):
@@ -300,6 +298,16 @@ class _Bench:
                 f"{wanted - len(confirmed)} not sent): this machine is too busy, lower --rate"
             )
         return confirmed
+
+
+def _wait_for(reader: _Reader, count: int, worker: Subject) -> None:
+    """Wait until so many scored segments are visible."""
+    deadline = time.monotonic() + READY_S
+    while len(reader.seen) < count:
+        worker.check_alive()
+        if time.monotonic() > deadline:
+            raise worker.failure(f"scored {len(reader.seen)} of {count}")
+        time.sleep(0.05)
 
 
 def _delays(
