@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from processors.runtime.records import Record
@@ -319,6 +319,9 @@ def _count(rig: Rig) -> int:
             for p in range(PARTITIONS)
         )
         return sum(high for _, high in ends)
+    except KafkaException:
+        # A topic that was just made may have no leader yet.
+        return 0
     finally:
         consumer.close()
 
