@@ -240,7 +240,7 @@ def spans_of(plain: str, language: str) -> list[tuple[str, tuple[str, ...]]]:
     if language == "en":
         words, names = _TOKEN.findall(plain)[:MAX_TOKENS], ["^", *_tokens_of(plain)]
         pairs = map(" ".join, itertools.pairwise(names))
-        own = [_word(name).features for name in names[1:]]
+        own = [_WORDS[name].features for name in names[1:]]
         return [(w, (*f, pair)) for w, f, pair in zip(words, own, pairs, strict=True)]
     words = _PIECE_ZH.findall(plain)[:MAX_CHARS]
     names = ["^", *("#" if "0" <= word[0] <= "9" else word for word in words)]
@@ -301,22 +301,23 @@ class _Word:
         return "" if self.stem else self.token
 
 
-_WORDS: dict[str, _Word] = {}
+class _Words(dict[str, _Word]):
+    """What words are, each found when it is first asked for."""
+
+    def __missing__(self, token: str) -> _Word:
+        if len(self) >= MAX_KNOWN:
+            self.clear()
+        made = self[token] = _Word(token)
+        return made
 
 
-def _word(token: str) -> _Word:
-    known = _WORDS.get(token)
-    if known is None:
-        if len(_WORDS) >= MAX_KNOWN:
-            _WORDS.clear()
-        known = _WORDS[token] = _Word(token)
-    return known
+_WORDS = _Words()
 
 
 def _english(plain: str, text: str, reply: str) -> set[str]:
     parts = _TOKEN.findall(plain)[:MAX_TOKENS]
     tokens = ["#" if "0" <= part[0] <= "9" else part for part in parts]
-    read = [_WORDS[token] if token in _WORDS else _word(token) for token in tokens]
+    read = [_WORDS[token] for token in tokens]
     kinds = [word.kind for word in read]
     found = set(map(" ".join, zip(["^", *tokens], [*tokens, "$"], strict=True)))
     found.update(map(" ".join, itertools.pairwise(["^", *kinds])))

@@ -276,9 +276,7 @@ def _marks(
 def _remember(state: RewardState, who: UserKey, before: UserHistory, user: UserHistory) -> None:
     state.users[who] = user
     changed = touched(before, user)
-    if who in state._whole:
-        state._whole.discard(who)
-        state._forgotten.add(who)
+    if _drop_whole(state, who):
         changed |= segments_of(before) | segments_of(user)
     state._touched.setdefault(who, set()).update(changed)
 
@@ -287,9 +285,16 @@ def _forget(state: RewardState, who: UserKey) -> None:
     user = state.users.pop(who)
     gone = segments_of(user) | state._touched.pop(who, set())
     state._forgotten.update(NoteKey(who.policy, who.key, segment_id) for segment_id in gone)
-    if who in state._whole:
-        state._whole.discard(who)
-        state._forgotten.add(who)
+    _drop_whole(state, who)
+
+
+def _drop_whole(state: RewardState, who: UserKey) -> bool:
+    """Delete what an earlier version wrote of a user as one entry; whether there is any."""
+    if who not in state._whole:
+        return False
+    state._whole.discard(who)
+    state._forgotten.add(who)
+    return True
 
 
 def _advance(state: RewardState, closed_at: int, settings: RewardSettings) -> None:

@@ -39,7 +39,7 @@ MAX_LINES = 20
 OWN_PARTS = frozenset({"explicit", "implicit", "business", "process", "judge", "diversity"})
 """The names of the parts that every reward has."""
 
-_OURS = (KeyboardInterrupt, GeneratorExit)
+OURS = (KeyboardInterrupt, GeneratorExit)
 """What is raised in the midst of a plugin and is none of its failures. All else that it raises, a
 ``sys.exit`` and errors that are no ``Exception`` among it, harms nothing but its own part."""
 
@@ -175,7 +175,7 @@ def _imported(point: EntryPoint, group: str) -> Callable[..., Any]:
     try:
         call = point.load()
     # Whatever a foreign module raises when it is imported is its fault, not the settings'.
-    except _OURS:
+    except OURS:
         raise
     except BaseException as error:
         raise PluginError(
@@ -200,7 +200,7 @@ def ask_signal(plugin: Plugged, text: str) -> Result:
         words = plugin.call(text)
         if words is not None and not isinstance(words, str):
             raise TypeError(f"a signal returns text or None, not {type(words).__name__}")
-    except _OURS:
+    except OURS:
         raise
     # A plugin may raise anything; whatever it is must stop at its own part of the reward.
     except BaseException as error:
@@ -221,7 +221,7 @@ def ask_component(
         number = float(value)
         if not math.isfinite(number) or not -1.0 <= number <= 1.0:
             raise ValueError(f"a component's value is in [-1, 1], not {number:g}")
-    except _OURS:
+    except OURS:
         raise
     # As above.
     except BaseException as error:
@@ -234,7 +234,7 @@ def describe(error: BaseException) -> str:
     name = type(error).__name__
     try:
         return as_line(f"{name}: {error}")
-    except _OURS:
+    except OURS:
         raise
     # An error of a foreign type may fail at saying what it is.
     except BaseException:
@@ -252,6 +252,7 @@ __all__ = [
     "COMPONENTS",
     "JUDGES",
     "NO_PLUGINS",
+    "OURS",
     "SIGNALS",
     "ComponentPlugin",
     "JudgePlugin",

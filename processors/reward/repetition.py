@@ -209,14 +209,14 @@ def _asks_again(later: _Turn, before: _Turn) -> float:
     """The similarity of the two turns, or of a question in each, whichever is larger."""
     if later.whole.rough.isdisjoint(before.whole.rough):
         return 0.0
-    best = _similarity(later.whole, before.whole)
     if not (later.whole.asks and before.whole.asks):
-        return best
+        return _similarity(later.whole, before.whole)
+    best = 0.0
     for mine in (later.whole, *later.clauses):
         if _apart(mine, before.whole) or not mine.asks:
             continue
         for theirs in (before.whole, *before.clauses):
-            if not _apart(mine, theirs) and theirs.asks:
+            if theirs.asks:
                 best = max(best, _similarity(mine, theirs, asks=True, marked=later.whole.marked))
     return best
 

@@ -19,7 +19,7 @@ from processors.reward.judge.verdicts import (
     questions,
     read_vote,
 )
-from processors.reward.plugins import describe
+from processors.reward.plugins import OURS, describe
 from streams import metrics as names
 from streams.contracts import FeedbackEvent, TrajectorySegment
 from streams.errors import JudgeBusyError, JudgeError, JudgeRefusedError
@@ -146,7 +146,7 @@ class JudgeService:
         except JudgeRefusedError:
             self._answered()
             raise
-        except (KeyboardInterrupt, GeneratorExit):
+        except OURS:
             raise
         # The library, the network or a plugin may fail in any way; each is a failed try. A plugin
         # that calls ``sys.exit``, or lets a cancellation of its own escape, must not end the judge.

@@ -17,20 +17,14 @@ from learner.ppo.diagnostics import METRICS
 from learner.trackers import Several
 from streams.contracts import ModelVersion
 from streams.errors import SettingsError
+from streams.ports import free_ports
 from streams.settings import LearnerSettings, Settings
 from tests.unit.streams.registry.builders import version
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 @contextmanager
 def page(tmp_path: Path, newest: ModelVersion | None = None) -> Iterator[tuple[Several, int]]:
-    port = free_port()
+    (port,) = free_ports(1)
     learner = LearnerSettings(web_port=port, policy="npc")
     trackers = make_trackers(Settings(data_dir=tmp_path, learner=learner), newest)
     try:

@@ -11,6 +11,7 @@ from processors.reward.judge.__main__ import show_metrics
 from streams import metrics as names
 from streams.errors import SettingsError
 from streams.metrics import ProcessorMetrics
+from streams.ports import free_ports
 from streams.settings import JudgeSettings, Settings
 
 
@@ -18,15 +19,8 @@ def settings_with(port: int) -> Settings:
     return Settings(judge=JudgeSettings(url="http://judge/v1", web_port=port))
 
 
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-    return port
-
-
 def test_metrics_are_where_the_workers_pages_are() -> None:
-    metrics, port = ProcessorMetrics("judge"), free_port()
+    metrics, (port,) = ProcessorMetrics("judge"), free_ports(1)
     metrics.add(names.JUDGEMENTS, outcome="good")
     server = show_metrics(settings_with(port), metrics)
     assert server is not None
