@@ -9,8 +9,12 @@ import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streams.errors import ClawstreamError, SettingsError
+
+if TYPE_CHECKING:
+    import uvicorn
 
 READY = "ready"
 """The event of the line that a process prints when it is ready."""
@@ -68,11 +72,16 @@ def command_line(argv: Sequence[str] | None) -> list[str]:
     return list(sys.argv[1:] if argv is None else argv)
 
 
-def stop_quietly() -> None:
-    """Let SIGTERM and SIGINT end the process through its own clean-up.
+def stop_at_signals(server: uvicorn.Server) -> None:
+    """Let SIGTERM and SIGINT end a server through the process's own clean-up, from now on.
 
-    For servers such as uvicorn that stop at a signal, then raise it again: with the default
-    handlers that second one would end the process before anything is closed.
+    To be called before anything says that the process is ready: whoever reads that may stop it.
+    uvicorn hears signals only while it runs, and raises them again after that: with the default
+    handlers the first would end the process at once, the second before anything is closed.
     """
+
+    def stop(_number: int, _frame: object) -> None:
+        server.should_exit = True
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: None)
+        signal.signal(number, stop)

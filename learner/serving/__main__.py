@@ -35,7 +35,7 @@ from streams.process import (
     configure_logging,
     ready_line,
     report,
-    stop_quietly,
+    stop_at_signals,
 )
 from streams.serde import build_codec
 from streams.settings import ServeSettings, Settings, load_settings
@@ -186,7 +186,7 @@ def _run(app: FastAPI, listener: socket.socket, serve: ServeSettings, ready: str
         timeout_graceful_shutdown=math.ceil(serve.shutdown_grace_ms / 1000),
     )
     server = uvicorn.Server(config)
-    stop_quietly()
+    stop_at_signals(server)
     print(ready, flush=True)
     server.run(sockets=[listener])
 

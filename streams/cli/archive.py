@@ -54,19 +54,19 @@ def run(
     from streams.archive.writing import Archiver, Rolling
     from streams.serde import Codec, build_codec, load_schemas
 
-    settings = settings_of(ctx)
-    codec: Codec = build_codec(settings.schema_registry_url)
-    archiver = Archiver(
-        settings,
-        _store(settings, at),
-        codec,
-        load_schemas(),
-        Rolling(size_bytes=settings.archive.roll_bytes, age_s=settings.archive.roll_ms / 1_000),
-        types=_types(topics),
-        on_file=_tell_json if as_json else _tell,
-        skip_aged_out=skip_aged_out,
-    )
     with _stopping() as is_stopping:
+        settings = settings_of(ctx)
+        codec: Codec = build_codec(settings.schema_registry_url)
+        archiver = Archiver(
+            settings,
+            _store(settings, at),
+            codec,
+            load_schemas(),
+            Rolling(size_bytes=settings.archive.roll_bytes, age_s=settings.archive.roll_ms / 1_000),
+            types=_types(topics),
+            on_file=_tell_json if as_json else _tell,
+            skip_aged_out=skip_aged_out,
+        )
         archiver.run(once=once, is_stopping=is_stopping)
 
 

@@ -26,7 +26,7 @@ from streams.process import (
     command_line,
     configure_logging,
     report,
-    stop_quietly,
+    stop_at_signals,
 )
 from streams.serde import Codec, build_codec
 from streams.settings import Settings, load_settings
@@ -114,16 +114,16 @@ def _serve(
     try:
         bound, taken = listener.getsockname()[:2]
         app = _application(settings, SpoolingPublisher(sender, spool), codec)
-        # From here on connections wait for the server instead of being refused.
-        listener.listen(_BACKLOG)
-        logger.info("gateway on %s:%d for %s", bound, taken, settings.gateway.upstream_url)
-        announce_ready(url=f"http://{bound}:{taken}", host=bound, port=taken)
         server = uvicorn.Server(
             uvicorn.Config(
                 app, log_config=None, access_log=False, timeout_graceful_shutdown=_SHUTDOWN_S
             )
         )
-        stop_quietly()
+        stop_at_signals(server)
+        # From here on connections wait for the server instead of being refused.
+        listener.listen(_BACKLOG)
+        logger.info("gateway on %s:%d for %s", bound, taken, settings.gateway.upstream_url)
+        announce_ready(url=f"http://{bound}:{taken}", host=bound, port=taken)
         server.run(sockets=[listener])
     finally:
         sender.close()

@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 async def _run(settings: Settings) -> None:
+    # Before anything of it shows: whoever sees its page may stop it.
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
     rubric = read_rubric(settings.judge.rubric)
     ask = make_ask(settings.judge)
     metrics = ProcessorMetrics("judge")
@@ -47,9 +51,6 @@ async def _run(settings: Settings) -> None:
     with VerdictCache(settings.data_dir / "judge.db") as cache:
         service = JudgeService(settings.judge, rubric, ask, cache, metrics)
         worker = JudgeWorker(settings, service, codec, metrics)
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            asyncio.get_running_loop().add_signal_handler(number, stop.set)
         logger.info(
             "judging with %s, rubric %s, %d votes",
             judge_name(settings.judge),
