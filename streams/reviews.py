@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -58,23 +59,42 @@ class Case:
 
 
 def cases(requests: Iterable[ReviewRequest], feedback: Iterable[FeedbackEvent]) -> list[Case]:
-    """Each request once, oldest first, with the latest decision that names it.
+    """Each request once, oldest first, with the latest decision about it.
 
-    Decisions that were withdrawn (a retraction that supersedes them) do not count.
+    A decision names the request, or names none and stands on the request's reply: the reward goes
+    by both. Decisions that were withdrawn (a retraction that supersedes them) do not count.
     """
     events = sorted(feedback, key=lambda event: (event.event_time, event.event_id))
     gone = {e.supersedes for e in events if e.kind is FeedbackKind.RETRACTION}
     decided = {
-        event.attributes[REVIEW_ATTRIBUTE]: event
+        _decides(event): event
         for event in events
         if event.kind is FeedbackKind.REVIEW
         and event.value is not None
+        and math.isfinite(event.value)
         and event.event_id not in gone
-        and REVIEW_ATTRIBUTE in event.attributes
     }
     unique = {request.event_id: request for request in requests}
     ordered = sorted(unique.values(), key=lambda request: (request.event_time, request.event_id))
-    return [_case(request, decided.get(request.event_id)) for request in ordered]
+    return [_case(request, _latest(request, decided)) for request in ordered]
+
+
+Place = tuple[str, str, str | None]
+"""Policy, session and turn of a reply."""
+
+
+def _decides(event: FeedbackEvent) -> str | Place:
+    """The request that a review names, else the reply it stands on."""
+    named = event.attributes.get(REVIEW_ATTRIBUTE)
+    return (event.policy, event.session_id, event.turn_id) if named is None else named
+
+
+def _latest(
+    request: ReviewRequest, decided: Mapping[str | Place, FeedbackEvent]
+) -> FeedbackEvent | None:
+    on_its_reply = (request.policy, request.session_id, request.turn_id)
+    found = [decided[by] for by in (request.event_id, on_its_reply) if by in decided]
+    return max(found, key=lambda event: (event.event_time, event.event_id), default=None)
 
 
 def _case(request: ReviewRequest, decision: FeedbackEvent | None) -> Case:

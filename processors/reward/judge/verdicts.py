@@ -1,6 +1,6 @@
 """What a judge is asked about a reply, and what becomes of its votes. Pure.
 
-A verdict is -1, 0 or 1: the majority of ``votes`` answers, 0 if no side has more. It travels as
+A verdict is -1, 0 or 1: what most of ``votes`` answers say, 0 if no answer has more. It travels as
 feedback of kind ``judgement`` on the reply, through the aligner like any other feedback, so that
 it stands in the log before it counts and a replay needs no judge (docs/decisions/0008).
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,15 +61,20 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The majority of a judge's votes, each -1, 0 or 1."""
+    """A judge's votes, each -1, 0 or 1."""
 
     votes: tuple[int, ...]
 
     @property
     def value(self) -> int:
-        """1 or -1 for the side with more votes; 0 for a tie."""
-        total = self.votes.count(1) - self.votes.count(-1)
-        return (total > 0) - (total < 0)
+        """The vote given more often than either other one; 0 for a tie.
+
+        One "good" beside two that cannot tell is no verdict in favour of a reply.
+        """
+        counts = Counter(self.votes).most_common(2)
+        if len(counts) > 1 and counts[0][1] == counts[1][1]:
+            return 0
+        return counts[0][0]
 
 
 def read_rubric(path: Path | None) -> Rubric:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
+
+import msgspec
 
 from processors.reward.machine import EmitReview, EmitScored, RewardState, step
 from streams.contracts import (
@@ -94,6 +97,25 @@ def test_other_feedback_decides_nothing() -> None:
         event(FeedbackKind.THUMB, "t", 1, value=1.0, attributes={"review": request.event_id}),
     ]
     assert cases([request], others)[0].state == "open"
+
+
+def test_a_review_on_the_requests_reply_decides_it_as_it_does_for_the_reward() -> None:
+    _, request = asked()
+    by_hand = FeedbackEvent(
+        event_id="r1", session_id=request.session_id, turn_id=request.turn_id, event_time=7,
+        kind=FeedbackKind.REVIEW, source="front-end", value=-1.0,
+    )  # fmt: skip
+    (case,) = cases([request], [by_hand])
+    assert (case.state, case.decided_at) == ("rejected", 7)
+    named = decide(request, uphold=True, now_ms=9)[0]
+    assert cases([request], [named, by_hand])[0].state == "upheld"
+    assert cases([request], [msgspec.structs.replace(by_hand, event_time=11), named])[0].state == (
+        "rejected"
+    )
+    for elsewhere in ({"turn_id": "a1"}, {"session_id": "other"}, {"policy": "other"}):
+        assert cases([request], [msgspec.structs.replace(by_hand, **elsewhere)])[0].state == "open"
+    unreadable = msgspec.structs.replace(by_hand, value=math.nan)
+    assert cases([request], [unreadable])[0].state == "open"
 
 
 def test_a_request_of_an_older_version_is_decided_on_its_own_reply() -> None:
