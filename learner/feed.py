@@ -43,6 +43,7 @@ from streams.errors import (
     RecordError,
     SchemaError,
 )
+from streams.kafka.reading import offset_range
 from streams.registry import Checkpoint
 from streams.serde import Codec
 
@@ -232,11 +233,9 @@ class Feed:
         return sorted(found.partitions)
 
     def _start_position(self, partition: int, saved: int | None) -> int:
-        low, high = self._consumer.get_watermark_offsets(
-            TopicPartition(self._topic, partition), timeout=_METADATA_TIMEOUT_S
-        )
+        low, high = offset_range(self._consumer, self._topic, partition)
         if saved is None:
-            return int(low)
+            return low
         if saved > high:
             raise self._recreated(
                 f"partition {partition} ends at offset {high}, but the registry says that it was "
@@ -247,7 +246,7 @@ class Feed:
                 "records lost to retention topic=%s partition=%d from=%d to=%d",
                 self._topic, partition, saved, low,
             )  # fmt: skip
-        return max(saved, int(low))
+        return max(saved, low)
 
     def _assign(self, positions: Mapping[int, int]) -> None:
         self._consumer.assign(

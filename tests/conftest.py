@@ -182,18 +182,22 @@ def create_topics(bootstrap: str, topics: Mapping[str, tuple[int, Mapping[str, s
     ]
     for future in admin.create_topics(wanted).values():
         future.result(timeout=_DEADLINE_S)
-    for name, (partitions, _) in topics.items():
-        _wait_for_leaders(admin, name, partitions)
+    _wait_for_leaders(bootstrap, {name: partitions for name, (partitions, _) in topics.items()})
 
 
-def _wait_for_leaders(admin: Any, name: str, partitions: int) -> None:
-    deadline = time.monotonic() + _DEADLINE_S
-    while time.monotonic() < deadline:
-        found = admin.list_topics(name, timeout=_DEADLINE_S).topics[name].partitions
-        if len(found) == partitions and all(item.leader >= 0 for item in found.values()):
-            return
-        time.sleep(0.05)
-    raise AssertionError(f"topic {name} got no leaders within {_DEADLINE_S:g} s")
+def _wait_for_leaders(bootstrap: str, topics: Mapping[str, int]) -> None:
+    """Wait until each partition says where it ends: its leader may be named before it answers."""
+    from confluent_kafka import Consumer
+
+    from streams.kafka.reading import offset_range
+
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "leaders"})
+    try:
+        for name, partitions in topics.items():
+            for partition in range(partitions):
+                offset_range(consumer, name, partition)
+    finally:
+        consumer.close()
 
 
 @pytest.fixture(name="create_topics")

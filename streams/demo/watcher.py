@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Iterator
 from threading import Event, Lock, Thread
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, TopicPartition
 
 from streams.contracts import TICK_HEADER, SourceRef
 from streams.demo.tally import TALLIED, Tally
-from streams.errors import BrokerError, RecordError
+from streams.errors import RecordError
+from streams.kafka.reading import offset_range
 from streams.serde import Codec
 
 _POLL_S = 0.2
 _BATCH = 500
-_LEADER_WAIT_S = 15.0
 
 
 class TopicWatcher:
@@ -80,19 +79,5 @@ def _ends(consumer: Consumer) -> list[TopicPartition]:
         for partition in sorted(known[topic].partitions)
     ]
     for place in partitions:
-        place.offset = _end(consumer, place)
+        _, place.offset = offset_range(consumer, place.topic, place.partition)
     return partitions
-
-
-def _end(consumer: Consumer, place: TopicPartition) -> int:
-    """The partition's end; a topic that was just created takes a moment to have leaders."""
-    deadline_s = time.monotonic() + _LEADER_WAIT_S
-    while True:
-        try:
-            end: int = consumer.get_watermark_offsets(place, timeout=10)[1]
-        except KafkaException as error:
-            if time.monotonic() > deadline_s:
-                raise BrokerError(f"no end offset of {place.topic}: {error}") from error
-            time.sleep(_POLL_S)
-        else:
-            return end

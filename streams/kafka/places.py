@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from streams.errors import ReplayError
+from streams.kafka.reading import offset_range
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -124,11 +125,7 @@ class KafkaLog:
 
     def range(self, topic: str, partition: int) -> tuple[int, int]:
         """See ``Log``."""
-        from confluent_kafka import TopicPartition
-
-        return self._consumer.get_watermark_offsets(
-            TopicPartition(topic, partition), timeout=_TIMEOUT_S
-        )
+        return offset_range(self._consumer, topic, partition)
 
     def offset_at(self, topic: str, partition: int, time_ms: int) -> int:
         """See ``Log``."""
