@@ -12,6 +12,7 @@ from pydantic import ValidationError
 
 from processors.reward.formulas import (
     EXPLICIT_KINDS,
+    FORMULA_ID,
     PLUGIN_ERRORS_ATTRIBUTE,
     PLUGINS_ATTRIBUTE,
     config_hash,
@@ -74,11 +75,12 @@ def explain(
     other = None if what_if is None else read_weights(what_if, settings.reward)
     scored = newest(_scored(settings), segment_id)
     again = None if other is None else score_again(scored, other, load(other))
-    unseen = () if other is None else not_considered(settings.reward, other)
+    unseen = () if other is None else not_considered(scored, settings.reward, other)
+    elsewhere = other is not None and is_of_other_settings(scored, settings.reward)
     if as_json:
-        print_json(as_data(scored, again, unseen))
+        print_json(as_data(scored, again, unseen, elsewhere=elsewhere))
         return
-    for line in as_lines(scored, again, unseen):
+    for line in as_lines(scored, again, unseen, elsewhere=elsewhere):
         typer.echo(line)
 
 
@@ -112,7 +114,7 @@ def newest(scored: Iterable[ScoredSegment], wanted: str) -> ScoredSegment:
             _keep(found, item)
         elif wanted in _inside(item.segment):
             _keep(around, item)
-    found = found or around
+    found = {wanted: found[wanted]} if wanted in found else found or around
     if len(found) > 1:
         raise RewardError(f"{wanted} could be {len(found)} segments: {_listed(found)}")
     if not found:
@@ -173,19 +175,40 @@ def read_weights(path: Path, current: RewardSettings) -> RewardSettings:
         raise SettingsError(explain_error(error, path, within="reward")) from None
 
 
-def not_considered(current: RewardSettings, other: RewardSettings) -> tuple[str, ...]:
-    """The keys that differ and change nothing here: they are about more than one segment."""
-    return tuple(
+def not_considered(
+    scored: ScoredSegment, current: RewardSettings, other: RewardSettings
+) -> tuple[str, ...]:
+    """The keys that differ and change nothing here: they are about more than one segment.
+
+    Args:
+        scored: The record. Where it was scored without diversity, nobody looked for templates.
+        current: The settings here.
+        other: Those to score it with.
+    """
+    beyond = [
         name
         for name in RewardSettings.model_fields
         if name.startswith(BEYOND_A_SEGMENT) and getattr(current, name) != getattr(other, name)
-    )
+    ]
+    looked = any(part.name == "diversity" for r in scored.rewards for part in r.components)
+    if other.weight_diversity > 0 and scored.rewards and not looked:
+        beyond.append("weight_diversity")
+    return tuple(beyond)
+
+
+def is_of_other_settings(scored: ScoredSegment, current: RewardSettings) -> bool:
+    """Whether ``scored`` was made with other settings than those here, or by other formulas."""
+    return (scored.formula_id, scored.config_hash) != (FORMULA_ID, config_hash(current))
 
 
 def as_data(
-    scored: ScoredSegment, again: ScoredSegment | None, unseen: Sequence[str] = ()
+    scored: ScoredSegment,
+    again: ScoredSegment | None,
+    unseen: Sequence[str] = (),
+    *,
+    elsewhere: bool = False,
 ) -> dict[str, Any]:
-    """All of it for machines."""
+    """All of it for machines; the arguments are those of ``as_lines``."""
     data: dict[str, Any] = {"scored": msgspec.to_builtins(scored)}
     if again is not None:
         data["what_if"] = {
@@ -193,6 +216,7 @@ def as_data(
             "config_hash": again.config_hash,
             "attributes": again.attributes,
             "not_considered": list(unseen),
+            "scored_with_other_settings": elsewhere,
             "trainable": again.trainable,
             "untrainable_reason": again.untrainable_reason,
             "rewards": msgspec.to_builtins(again.rewards),
@@ -201,7 +225,11 @@ def as_data(
 
 
 def as_lines(
-    scored: ScoredSegment, again: ScoredSegment | None, unseen: Sequence[str] = ()
+    scored: ScoredSegment,
+    again: ScoredSegment | None,
+    unseen: Sequence[str] = (),
+    *,
+    elsewhere: bool = False,
 ) -> Iterator[str]:
     """All of it for people.
 
@@ -209,6 +237,8 @@ def as_lines(
         scored: The record.
         again: The same scored with other settings.
         unseen: Keys of those settings that change nothing here (``not_considered``).
+        elsewhere: Whether the record was made with other settings than ``again`` began with
+            (``is_of_other_settings``).
     """
     segment = scored.segment
     yield f"segment {segment.segment_id}, revision {segment.revision}"
@@ -224,6 +254,12 @@ def as_lines(
         yield (
             f"  what if: not considered: {', '.join(unseen)} (how far ratings are believed and how "
             "often words were used is taken from the record; try them in a shadow)"
+        )
+    if elsewhere:
+        yield (
+            "  what if: the record was scored with other settings, or by another version, than those "
+            "here: not all of the difference is the file's (name the worker's settings with "
+            "--config)"
         )
     others: Sequence[StepReward | None] = [None] * len(scored.rewards)
     if again is not None:
@@ -293,7 +329,8 @@ def _unrewarded(reply: BranchReply, why: str) -> Iterator[str]:
 def _components(reward: StepReward) -> Iterator[str]:
     for part in reward.components:
         value = "nothing" if part.value is None else f"{part.value:+.3f}"
-        share = 0.0 if part.value is None else part.weight * part.value
+        # Never a negative zero.
+        share = 0.0 if part.value is None else part.weight * part.value + 0.0
         yield f"    {part.name:<10} {part.weight:>5.2f} x {value:>8} = {share:+.3f}"
         yield from (f"      {_cut(line)}" for line in part.evidence)
 

@@ -138,8 +138,6 @@ def _serve(view: Watch, place: tuple[str, int], interval_s: float) -> None:
             serve(view.take, host, port, interval_s, threading.Event(), tell, ready)
     except KeyboardInterrupt:
         console.print("ended")
-    except OSError as error:
-        raise SettingsError(f"cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _follow(view: Watch, interval_s: float, as_json: bool) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from streams.errors import BrokerError
 from streams.lag.burrow import State
 from streams.lag.watch import LagStatus
+from streams.metrics import listen
 
 GROUP_LABELS = ("consumergroup", "stage", "topic", "partition")
 TOPIC_LABELS = ("topic", "partition")
@@ -115,12 +116,12 @@ def serve(
         on_ready: Told the port once ``/metrics`` can be asked.
 
     Raises:
-        OSError: The port is taken.
+        SettingsError: The port is taken.
     """
     collector = LagCollector()
     registry = CollectorRegistry()
     registry.register(collector)
-    server, thread = start_http_server(port, host, registry)
+    server = listen(registry, host, port, key="--listen")
     try:
         on_ready(int(server.server_port))
         while not stop.is_set():
@@ -133,7 +134,6 @@ def serve(
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
 
 
 __all__ = ["LagCollector", "serve"]

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from processors.reward.explain import (
     BEYOND_A_SEGMENT,
     as_data,
     as_lines,
+    is_of_other_settings,
     newest,
     not_considered,
     read_weights,
@@ -181,9 +183,9 @@ def test_plugins_are_shown_and_what_if_says_which_fails() -> None:
 
 def test_what_if_says_which_settings_it_cannot_consider() -> None:
     other = SETTINGS.model_copy(update={"filter_row": False, "decay": 0.1, "rate_window": 7})
-    unseen = not_considered(SETTINGS, other)
+    unseen = not_considered(scored(), SETTINGS, other)
     assert unseen == ("rate_window", "filter_row")
-    assert not_considered(SETTINGS, SETTINGS.model_copy(update={"decay": 0.1})) == ()
+    assert not_considered(scored(), SETTINGS, SETTINGS.model_copy(update={"decay": 0.1})) == ()
     again = score_again(scored(), other)
     (line,) = [line for line in as_lines(scored(), again, unseen) if "not considered" in line]
     assert line.startswith("  what if: not considered: rate_window, filter_row (how far")
@@ -193,6 +195,40 @@ def test_what_if_says_which_settings_it_cannot_consider() -> None:
         of_one = name.startswith(("weight_", "implicit_", "process_", "plugin_", "diversity_f"))
         if of_one:
             assert not name.startswith(BEYOND_A_SEGMENT), name
+
+
+def test_what_if_says_that_nobody_looked_for_templates() -> None:
+    without = SETTINGS.model_copy(update={"weight_diversity": 0.0})
+    made = score_segment(segment([reply("a1", thumb("f1", 1))]), without)
+    assert not_considered(made, without, SETTINGS) == ("weight_diversity",)
+    assert not_considered(made, without, without) == ()
+    heavier = SETTINGS.model_copy(update={"weight_diversity": 0.9})
+    assert not_considered(scored(), SETTINGS, heavier) == ()
+
+
+def test_what_if_says_when_the_record_is_of_other_settings_than_those_here() -> None:
+    other = SETTINGS.model_copy(update={"decay": 0.5})
+    assert not is_of_other_settings(scored(), SETTINGS)
+    assert is_of_other_settings(scored(), other)
+    assert is_of_other_settings(replace(scored(), formula_id="composite-1"), SETTINGS)
+    again = score_again(scored(), other)
+    says = "the record was scored with other settings, or by another version"
+    assert any(says in line for line in as_lines(scored(), again, elsewhere=True))
+    assert not any(says in line for line in as_lines(scored(), again))
+    assert as_data(scored(), again, elsewhere=True)["what_if"]["scored_with_other_settings"]
+
+
+def test_a_whole_id_is_no_beginning_of_another() -> None:
+    short, long = (score_segment(segment(segment_id=name), SETTINGS) for name in ("s1", "s10"))
+    assert newest([short, long], "s1") is short
+
+
+def test_a_weight_of_0_leaves_no_negative_zero() -> None:
+    judged = feedback("j1", FeedbackKind.JUDGEMENT, -1.0, text="2 of 3")
+    made = score_segment(segment([reply("a1", judged)]), SETTINGS)
+    assert any(
+        line.endswith("judge       0.00 x   -1.000 = +0.000") for line in as_lines(made, None)
+    )
 
 
 def test_long_texts_are_cut() -> None:
