@@ -157,6 +157,7 @@ def as_lines(result: Comparison) -> list[str]:
         f"{result.segments} segments scored by both, {result.only_real} by the real one alone, "
         f"{result.only_shadow} by the shadow alone",
     ]
+    lines += _mixed("real", result.real) + _mixed("shadow", result.shadow)
     if not result.steps:
         return lines
     lines += [
@@ -169,6 +170,16 @@ def as_lines(result: Comparison) -> list[str]:
         f"  {d.segment_id} {d.turn_id}: {d.real:+.3f} -> {d.shadow:+.3f}" for d in result.largest
     ]
     return lines
+
+
+def _mixed(which: str, formulas: Sequence[str]) -> list[str]:
+    """That a side was scored in several ways, as after a start with other settings."""
+    if len(formulas) < 2:
+        return []
+    return [
+        f"caution: the {which} rewards are of {len(formulas)} settings, mixed below; give other "
+        "settings a shadow of another name, or remove this one first"
+    ]
 
 
 __all__ = ["Comparison", "Difference", "app", "as_data", "as_lines", "compare"]

@@ -257,8 +257,8 @@ def as_lines(
         )
     if elsewhere:
         yield (
-            "  what if: the record was scored with other settings, or by another version, than those "
-            "here: not all of the difference is the file's (name the worker's settings with "
+            "  what if: the record was scored with other settings, or by another version, than "
+            "those here: not all of the difference is the file's (name the worker's settings with "
             "--config)"
         )
     others: Sequence[StepReward | None] = [None] * len(scored.rewards)

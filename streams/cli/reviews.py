@@ -19,6 +19,10 @@ SHOWN_ID = 12
 """How much of a request's id is shown; it is enough to name it."""
 
 
+SAME_IN_ALL = "; they count nothing until"
+"""How the end of a request's reason begins, which says the same in all of them."""
+
+
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Which requests are meant: those to which all that is not None applies."""
@@ -63,7 +67,10 @@ def list_cases(
     rater: str | None = typer.Option(None, help='By this rater only, for example "user u17".'),
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
-    """List what waits for a decision, oldest first."""
+    """List what waits for a decision, oldest first.
+
+    `clawstream reward explain REPLY` shows what was said there.
+    """
     wanted = Selection(policy, filter_name, rater)
     found = wanted.of(_cases(settings_of(ctx)), every=every)
     if as_json:
@@ -199,7 +206,7 @@ def _print(found: Sequence[Case]) -> None:
     table = Table()
     # Whole, or it could not be given to `decide`.
     table.add_column("request", no_wrap=True, min_width=SHOWN_ID)
-    for name in ("asked (UTC)", "policy", "filter", "ratings", "reason", "state"):
+    for name in ("asked (UTC)", "policy", "filter", "ratings", "reply", "reason", "state"):
         table.add_column(name)
     for case in found:
         request = case.request
@@ -210,7 +217,8 @@ def _print(found: Sequence[Case]) -> None:
             request.policy,
             case.filter,
             str(len(request.feedback_event_ids)),
-            request.reason,
+            request.turn_id,
+            request.reason.partition(SAME_IN_ALL)[0],
             case.state,
         )
         # As they are: a user's name may look like markup.

@@ -84,3 +84,12 @@ def test_rewards_that_turned_are_counted() -> None:
 
     assert compare([of(1)], [of(-1)]).turned == 1
     assert as_lines(compare([], []))[-1].startswith("0 segments scored by both")
+
+
+def test_a_side_that_was_scored_in_two_ways_is_pointed_out() -> None:
+    real = [scored("g1", REAL), scored("g2", REAL)]
+    changed = OTHER.model_copy(update={"decay": 0.5})
+    mixed = as_lines(compare(real, [scored("g1", OTHER), scored("g2", changed)]))
+    (line,) = [line for line in mixed if line.startswith("caution")]
+    assert "the shadow rewards are of 2 settings" in line
+    assert not any("caution" in line for line in as_lines(compare(real, [scored("g1", OTHER)])))

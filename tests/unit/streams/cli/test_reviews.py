@@ -10,6 +10,7 @@ from streams.cli import main, reviews
 from streams.contracts import ReviewRequest
 from streams.errors import RewardError
 from streams.reviews import Case
+from tests.unit.streams.test_reviews import asked
 
 CASE = Case(
     request=ReviewRequest(
@@ -37,6 +38,17 @@ def test_what_looks_like_markup_is_shown_as_it_is(
     if columns == "200":
         assert "[/x]" in shown
         assert "by user [/bold] [red]x" in shown
+
+
+def test_a_request_names_the_reply_to_look_at_and_leaves_out_what_all_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, request = asked()
+    assert reviews.SAME_IN_ALL in request.reason
+    monkeypatch.setenv("COLUMNS", "200")
+    reviews._print([Case(request=request)])
+    shown = capsys.readouterr().out
+    assert "│ a3    │ 3 negative ratings in a row by user u1 │" in shown
 
 
 @pytest.mark.parametrize("prefix", ["", "1", "0123456789abcdef0"])
