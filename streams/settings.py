@@ -573,6 +573,17 @@ class Settings(BaseSettings):
         """Where adapter files are kept; a folder in the data folder unless one is set."""
         return self.artifacts_url or (self.data_dir / "artifacts").absolute().as_uri()
 
+    @model_validator(mode="after")
+    def _history_outlives_revisions(self) -> Self:
+        needed_ms = self.align.horizon_ms + self.align.settle_ms
+        if self.reward.history_ms < needed_ms:
+            raise ValueError(
+                f"reward.history_ms must be at least {needed_ms} (align.horizon_ms + "
+                f"align.settle_ms), not {self.reward.history_ms}: a revision would show ratings "
+                "that were held and are forgotten as new ones, and they would count"
+            )
+        return self
+
     @property
     def effective_archive_url(self) -> str:
         """Where topics are archived; a folder in the data folder unless one is set."""

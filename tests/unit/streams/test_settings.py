@@ -57,6 +57,8 @@ def test_the_four_addresses_answer_to_their_short_names(monkeypatch: pytest.Monk
         ("align: {max_open_ms: 300000, max_skew_ms: 290000}\n", "max_skew_ms"),
         ("align: {horizon_ms: 3600000}\n", "horizon_ms"),
         ("reward: {weight_explicit: 0.9}\n", "must be 1"),
+        ("reward: {history_ms: 86400000}\n", r"reward\.history_ms must be at least 86430000"),
+        ("align: {horizon_ms: 2592000000}\n", r"reward\.history_ms must be at least 2592030000"),
         ("learner: {window_segments: 0}\n", "learner.window_segments"),
         ("- a list\n", "mapping"),
         ("a: [\n", "not valid YAML"),
