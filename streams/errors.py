@@ -26,6 +26,7 @@
     ├── ServingError           the policy server cannot do what it was asked to
     │   ├── UnknownModelError  no version of that name is loaded
     │   └── RequestRefusedError a field of a request is wrong or asks for what is not done here
+    ├── ForbiddenError         who asks for it may not have it done
     ├── RewardError            a review, segment or weight that was named cannot be used
     │   ├── PluginError        a plugin is missing or is not what its kind needs
     │   └── JudgeError         the judge cannot be asked, or its answer is no verdict
@@ -181,6 +182,10 @@ class ServingError(ClawstreamError):
 
 class UnknownModelError(ServingError):
     """No version of that name is loaded."""
+
+
+class ForbiddenError(ClawstreamError):
+    """Who asks for it may not have it done."""
 
 
 class RequestRefusedError(ServingError):

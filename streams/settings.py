@@ -468,6 +468,9 @@ class GatewaySettings(Section):
 
     ``request_timeout_ms`` bounds each wait for the policy server or a client: for its next
     bytes, or until it takes ours. Larger requests than ``max_body_bytes`` are refused.
+
+    ``api_keys`` are keys by the name of the source that they prove. Of these sources only
+    ``deciding_sources`` may send reviews and judgements, which decide about the rewards of others.
     """
 
     host: str = "127.0.0.1"
@@ -480,11 +483,18 @@ class GatewaySettings(Section):
     request_timeout_ms: PositiveInt = 120_000
     max_body_bytes: PositiveInt = 16 * 1024 * 1024
     api_keys: dict[str, SecretStr] = Field(default_factory=dict)
+    deciding_sources: tuple[str, ...] = ()
     outcomes: Annotated[
         dict[str, Annotated[float, Field(ge=-1, le=1)]], AfterValidator(_outcome_names)
     ] = Field(
         default_factory=lambda: {"bought": 1.0, "solved": 1.0, "unsolved": -1.0, "returned": -1.0}
     )
+
+    @model_validator(mode="after")
+    def _deciding_sources_have_keys(self) -> Self:
+        if unknown := sorted(set(self.deciding_sources) - set(self.api_keys)):
+            raise ValueError(f"deciding_sources: {', '.join(unknown)} has no key in api_keys")
+        return self
 
 
 class DemoSettings(Section):
@@ -561,6 +571,17 @@ class Settings(BaseSettings):
         # The file's values arrive as init arguments; the environment stands above them.
         return env_settings, init_settings
 
+    @model_validator(mode="after")
+    def _history_outlives_revisions(self) -> Self:
+        needed_ms = self.align.horizon_ms + self.align.settle_ms
+        if self.reward.history_ms < needed_ms:
+            raise ValueError(
+                f"reward.history_ms must be at least {needed_ms} (align.horizon_ms + "
+                f"align.settle_ms), not {self.reward.history_ms}: a revision would show ratings "
+                "that were held and are forgotten as new ones, and they would count"
+            )
+        return self
+
     @property
     def effective_registry_url(self) -> str:
         """The version registry's address; SQLite in the data folder unless one is set."""
@@ -572,17 +593,6 @@ class Settings(BaseSettings):
     def effective_artifacts_url(self) -> str:
         """Where adapter files are kept; a folder in the data folder unless one is set."""
         return self.artifacts_url or (self.data_dir / "artifacts").absolute().as_uri()
-
-    @model_validator(mode="after")
-    def _history_outlives_revisions(self) -> Self:
-        needed_ms = self.align.horizon_ms + self.align.settle_ms
-        if self.reward.history_ms < needed_ms:
-            raise ValueError(
-                f"reward.history_ms must be at least {needed_ms} (align.horizon_ms + "
-                f"align.settle_ms), not {self.reward.history_ms}: a revision would show ratings "
-                "that were held and are forgotten as new ones, and they would count"
-            )
-        return self
 
     @property
     def effective_archive_url(self) -> str:

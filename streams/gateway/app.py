@@ -22,13 +22,14 @@ from streams.clock import Clock
 from streams.contracts import DialogueTurn, FeedbackEvent
 from streams.errors import (
     ClawstreamError,
+    ForbiddenError,
     OversizedError,
     RecordError,
     RequestRefusedError,
     ServingError,
 )
 from streams.gateway.background import Background
-from streams.gateway.events import parse_events, parse_outcomes
+from streams.gateway.events import parse_events, parse_outcomes, refuse_decisions
 from streams.gateway.ids import header_text, header_value, usable_id
 from streams.gateway.publisher import SpoolingPublisher
 from streams.gateway.reply import ReplyBuilder, without_extensions
@@ -52,6 +53,7 @@ _OURS_TO_MEND = (401, 403)
 """Answers that are about the gateway's own access, not the client's."""
 _STATUS: tuple[tuple[type[ClawstreamError], int], ...] = (
     (RequestRefusedError, 400),
+    (ForbiddenError, 403),
     (ServingError, 502),
     (OversizedError, 413),
     (RecordError, 422),
@@ -208,6 +210,8 @@ class Gateway:
             max_skew_ms=self._align.max_skew_ms,
             own_source_only=bool(self._settings.api_keys),
         )
+        if self._settings.api_keys and caller.source not in self._settings.deciding_sources:
+            refuse_decisions(events, caller.source)
         return await self._publish(events, kind)
 
     async def _publish(

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
-from streams.errors import InvalidRecordError, RecordError, RequestRefusedError
+from streams.errors import ForbiddenError, InvalidRecordError, RecordError, RequestRefusedError
 from streams.gateway.ids import usable_id
 from streams.outcomes import Defaults, read_outcome
 from streams.serde.validation import validate
@@ -23,6 +23,9 @@ _IDS = (
     "supersedes",
     "user_id",
 )
+
+DECIDING_KINDS = frozenset({FeedbackKind.REVIEW, FeedbackKind.JUDGEMENT})
+"""Feedback that says what other feedback, or a reply, is worth."""
 
 T = TypeVar("T", DialogueTurn, FeedbackEvent)
 
@@ -101,6 +104,24 @@ def _check_sources(events: Sequence[DialogueTurn | FeedbackEvent], source: str) 
         if event.source != source:
             raise InvalidRecordError(
                 f"[{index}]: source {event.source!r} is not the one of this API key, {source!r}"
+            )
+
+
+def refuse_decisions(events: Sequence[DialogueTurn | FeedbackEvent], source: str) -> None:
+    """Let nothing pass that decides about the rewards of others.
+
+    Args:
+        events: What a front end sent.
+        source: The front end.
+
+    Raises:
+        ForbiddenError: One of them is a review or a judgement; names its index.
+    """
+    for index, event in enumerate(events):
+        if isinstance(event, FeedbackEvent) and event.kind in DECIDING_KINDS:
+            raise ForbiddenError(
+                f"[{index}]: a {event.kind.value} decides about the rewards of others, and "
+                f"{source!r} is not among gateway.deciding_sources"
             )
 
 

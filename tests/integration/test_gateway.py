@@ -697,7 +697,9 @@ def test_keys_tell_sources_apart(
 ) -> None:
     keys = {"web": "secret-w", "app": "secret-a"}
     with (
-        running(tmp_path, bootstrap, policy_url, api_keys=keys) as gateway,
+        running(
+            tmp_path, bootstrap, policy_url, api_keys=keys, deciding_sources=["web"]
+        ) as gateway,
         httpx.Client(base_url=gateway.url, timeout=DEADLINE_S) as client,
         openai_client(gateway.url, "secret-a") as ai,
     ):
@@ -715,8 +717,16 @@ def test_keys_tell_sources_apart(
         assert client.post("/v1/feedback", json=forged, headers=own).status_code == 422
         mine = forged | {"source": "app"}
         assert client.post("/v1/feedback", json=mine, headers=own).status_code == 202
+        for kind in ("review", "judgement"):
+            decided = {"session_id": session, "kind": kind, "value": 1}
+            refused = client.post("/v1/feedback", json=[mine, decided], headers=own)
+            assert refused.status_code == 403
+            assert "gateway.deciding_sources" in refused.json()["error"]["message"]
+        trusted = {"Authorization": "Bearer secret-w"}
+        review = {"session_id": session, "kind": "review", "value": 1}
+        assert client.post("/v1/feedback", json=review, headers=trusted).status_code == 202
     assert {turn.source for turn in log.turns(session)} == {"app"}
-    assert [one.source for one in log.feedback(session)] == ["app"]
+    assert [one.source for one in log.feedback(session)] == ["app", "web"]
 
 
 def test_kafka_away_and_a_kill_lose_nothing(

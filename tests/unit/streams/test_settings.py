@@ -51,6 +51,7 @@ def test_the_four_addresses_answer_to_their_short_names(monkeypatch: pytest.Monk
         ("align: {xyzzy: 5}\n", "align.xyzzy: unknown key$"),
         ("align:\n", "align: must be a mapping of its keys"),
         ("serve: {port: 70000}\n", "serve.port"),
+        ("gateway: {deciding_sources: [desk]}\n", "deciding_sources: desk has no key in api_keys"),
         ("gateway: {upstream_url: localhost}\n", "gateway.upstream_url.*http://host:port"),
         ("align: {settle_ms: soon}\n", "align.settle_ms"),
         ("align: {settle_ms: 400000}\n", "settle_ms <= gap_ms <= max_open_ms"),
