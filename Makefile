@@ -25,9 +25,10 @@ $(STAMP): $(BIN)/uv requirements.lock pyproject.toml
 demo: install
 	$(BIN)/clawstream demo $(ARGS)
 
-# ARGS="tests/unit -k window" runs a part.
+# One process for each core, each with a broker of its own. ARGS="tests/unit -k window" runs a part,
+# ARGS="-n 0" all of it in one process.
 test: install
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The fault matrix. ONLY=zombie plays one case, JSON=path keeps the figures, ARGS=--list shows all.
 faults: install

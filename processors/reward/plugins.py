@@ -48,7 +48,7 @@ class SignalPlugin(Protocol):
     """Reads a user's turn: does it say something about the reply right before it?"""
 
     def __call__(self, text: str) -> str | None:
-        """The words that gave it away, at most a line; None if it does not.
+        """The words that gave it away, at most a line; None, or no words, if it does not.
 
         Args:
             text: The whole turn, as the user wrote it.
@@ -128,7 +128,8 @@ def load(settings: RewardSettings) -> Plugins:
     """The plugins that the settings name.
 
     Raises:
-        SettingsError: One is not installed, or its name cannot be a plugin's; names the key's path.
+        SettingsError: One is not installed, or by two packages, or its name cannot be a plugin's;
+            names the key's path.
         PluginError: One cannot be imported, or cannot be called.
     """
     return Plugins(
@@ -161,14 +162,19 @@ def _named(group: str, path: str, name: str, amount: float = 0.0) -> Plugged:
         )
     if not name or set(name) & set(",:\n"):
         raise SettingsError(f"{path}: a plugin's name has no comma, colon or line break")
-    found = {point.name: point for point in entry_points(group=group)}
-    if name not in found:
-        there = ", ".join(sorted(found)) or "none"
+    installed = entry_points(group=group)
+    found = [point for point in installed if point.name == name]
+    if not found:
+        there = ", ".join(sorted(installed.names)) or "none"
         raise SettingsError(
             f"{path}: no plugin {name} is installed in the entry points {group}; installed: {there}"
         )
-    call = _imported(found[name], group)
-    return Plugged(name, call, amount, _origin(found[name]))
+    if len(found) > 1:
+        origins = " and ".join(sorted(map(_origin, found)))
+        raise SettingsError(
+            f"{path}: {origins} both offer a plugin {name} in {group}; uninstall one of them"
+        )
+    return Plugged(name, _imported(found[0], group), amount, _origin(found[0]))
 
 
 def _imported(point: EntryPoint, group: str) -> Callable[..., Any]:
@@ -205,7 +211,8 @@ def ask_signal(plugin: Plugged, text: str) -> Result:
     # A plugin may raise anything; whatever it is must stop at its own part of the reward.
     except BaseException as error:
         return Result(error=describe(error))
-    return Result(None if words is None else as_line(words))
+    # No words are no signal.
+    return Result((as_line(words) or None) if words is not None else None)
 
 
 def ask_component(

@@ -32,6 +32,8 @@ def brevity(
 
 
 async def polite(prompt: str, timeout_s: float) -> str:
-    """A judge: content with whatever says please or thanks."""
-    kind = re.search(r"\b(?:please|thank you|glad)\b", prompt, re.IGNORECASE)
+    """A judge: content with a reply that says please or thanks."""
+    # Before it stand the rubric and the conversation, which are not what is judged.
+    reply = prompt.rpartition("REPLY:")[2]
+    kind = re.search(r"\b(?:please|thank you|glad)\b", reply, re.IGNORECASE)
     return "VERDICT: 1" if kind else "VERDICT: 0"

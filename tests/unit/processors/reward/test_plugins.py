@@ -16,19 +16,21 @@ import pytest
 from processors.reward.agent import RewardProcessor, RewardTopics
 from processors.reward.app import build_spec
 from processors.reward.formulas import COMPONENTS, score_segment
+from processors.reward.judge.verdicts import prompt, questions, read_rubric
 from processors.reward.plugins import OWN_PARTS, Plugged, Plugins, load, load_judge
 from processors.runtime.records import Record
 from streams import metrics as names
-from streams.contracts import ScoredSegment, StepReward
+from streams.contracts import ScoredSegment, Step, StepReward
 from streams.errors import PluginError, SettingsError
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
-from streams.settings import RewardSettings, Settings
+from streams.settings import JudgeSettings, RewardSettings, Settings
 from streams.topics import SEGMENTS
-from tests.unit.processors.reward.builders import conversation, segment
+from tests.unit.processors.reward.builders import conversation, said, segment
 
 DOCS = Path(__file__).parents[4] / "docs"
 EXAMPLE = DOCS / "examples" / "plugins"
+ASKED = said("u", "Please tell me, thank you")
 USED = RewardSettings(plugin_signals={"escalation": -0.6}, plugin_components={"brevity": 0.1})
 
 
@@ -79,7 +81,11 @@ def test_the_worked_example_scores(installed: Path) -> None:
 
 
 async def test_the_worked_examples_judge_answers(installed: Path) -> None:
-    assert await load_judge("polite")("Glad to help.", 1.0) == "VERDICT: 1"
+    judge = load_judge("polite")
+    for reply, verdict in (("Glad to help.", "VERDICT: 1"), ("No.", "VERDICT: 0")):
+        made = segment([Step(turn_id="a", reply=reply, event_time=0, context=(ASKED,))])
+        (question,) = questions(made, read_rubric(None), JudgeSettings(plugin="polite"))
+        assert await judge(prompt(read_rubric(None), question), 1.0) == verdict
 
 
 def test_the_page_shows_the_example_as_it_is() -> None:
@@ -105,6 +111,26 @@ def test_a_plugin_that_is_not_installed_is_refused_at_start(
         build_spec(settings, ProcessorMetrics("reward"))
     with pytest.raises(SettingsError, match=r"judge\.plugin: no plugin"):
         load_judge("nobody")
+
+
+def test_a_name_that_two_packages_offer_is_refused_at_start(installed: Path) -> None:
+    again = installed.parent / "other-2.0.dist-info"
+    again.mkdir()
+    (again / "METADATA").write_text("Metadata-Version: 2.1\nName: other\nVersion: 2.0\n")
+    shutil.copy(installed / "entry_points.txt", again)
+    both = "other 2.0 and reward-examples 1.0.0 both offer a plugin brevity"
+    with pytest.raises(SettingsError, match=rf"reward\.plugin_components\.brevity: {both}"):
+        load(RewardSettings(plugin_components={"brevity": 0.1}))
+    with pytest.raises(SettingsError, match=r"judge\.plugin: .* both offer a plugin polite"):
+        load_judge("polite")
+
+
+@pytest.mark.parametrize("words", ["", " \n"])
+def test_a_signal_without_words_is_none(words: str) -> None:
+    silent = Plugins((Plugged("silent", lambda _text: words, -1.0, "silent 1.0"),))
+    scored = score_segment(conversation("Hi", "And then?"), USED, plugins=silent)
+    assert scored.rewards[0].reward == 0.0
+    assert "plugin_errors" not in scored.attributes
 
 
 @pytest.mark.parametrize("value", ["no_such_module:x", "reward_examples:no_such", "re:I.value"])
