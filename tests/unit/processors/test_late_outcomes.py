@@ -17,6 +17,8 @@ from streams.contracts import (
     DeadLetter,
     DeadLetterReason,
     DialogueTurn,
+    FeedbackEvent,
+    FeedbackKind,
     Role,
     ScoredSegment,
 )
@@ -34,7 +36,9 @@ T0 = 1_767_225_600_000
 SESSIONS = 200
 ALIGN_BYTES_MAX = 350
 REWARD_BYTES_MAX = 100
-"""Of state for each closed session; docs/front-ends.md has the figures."""
+RATED_BYTES_MAX = 450, 300
+"""Of state for each closed session, and of the aligner's and the reward's for one that was rated;
+docs/front-ends.md has the figures."""
 
 
 @dataclass
@@ -89,6 +93,18 @@ class Pipeline:
         )
         self.aligner.feed(TURNS, [self.put(TURNS, at_ms, session, CODEC.encode(made))])
 
+    def thumb(self, at_ms: int, session: str) -> None:
+        event = FeedbackEvent(
+            event_id=sha256(session.encode()).hexdigest()[:32],
+            session_id=session,
+            turn_id=f"{session}-1",
+            event_time=at_ms,
+            kind=FeedbackKind.THUMB,
+            value=1.0,
+            source="shop",
+        )
+        self.aligner.feed(FEEDBACK, [self.put(FEEDBACK, at_ms, session, CODEC.encode(event))])
+
     def outcome(self, at_ms: int, session: str, name: str) -> None:
         item = {"session_id": session, "turn_id": f"{session}-1", "outcome": name}
         defaults = Defaults(
@@ -124,17 +140,24 @@ class Pipeline:
                 self.scored.append(CODEC.decode(made.value, ScoredSegment))
 
 
-@pytest.fixture
-def pipeline() -> Pipeline:
+def talked(*, rated: bool) -> Pipeline:
+    """A pipeline that has seen all sessions close, each with a thumb on its reply if ``rated``."""
     made = Pipeline(load_settings(SETTINGS_FILE, environ={}))
     for number in range(SESSIONS):
         at_ms = T0 + 1_000 * number
         made.turn(at_ms, f"s{number}", 0, Role.USER)
         made.turn(at_ms + 500, f"s{number}", 1, Role.ASSISTANT)
+        if rated:
+            made.thumb(at_ms + 900, f"s{number}")
     made.run_until(T0 + HOUR_MS)
     assert len(made.scored) == SESSIONS
-    assert not any(scored.trainable for scored in made.scored)
+    assert all(scored.trainable is rated for scored in made.scored)
     return made
+
+
+@pytest.fixture
+def pipeline() -> Pipeline:
+    return talked(rated=False)
 
 
 def test_an_outcome_six_days_later_is_a_revision_with_its_reward(pipeline: Pipeline) -> None:
@@ -181,3 +204,21 @@ def test_what_waiting_for_a_week_takes_and_that_it_is_given_back(
     pipeline.run_until(T0 + 8 * DAY_MS)
     pipeline.run_until(T0 + 8 * DAY_MS + HOUR_MS)
     assert pipeline.aligner.status().sessions == 0
+
+
+def test_what_waiting_for_a_week_takes_where_each_reply_was_rated(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pipeline = talked(rated=True)
+    pipeline.run_until(T0 + 6 * DAY_MS)
+    # What is kept for a few windows alone goes when the partition's clock moves on.
+    pipeline.outcome(T0 + 6 * DAY_MS, "s3", "bought")
+    pipeline.run_until(T0 + 6 * DAY_MS + HOUR_MS)
+    align, reward = pipeline.aligner.status(), pipeline.reward.status()
+    with capsys.disabled():
+        print(
+            f"\nstate for each rated session: aligner {align.state_bytes / SESSIONS:.0f} bytes, "
+            f"reward {reward.state_bytes / SESSIONS:.0f} bytes"
+        )
+    assert ALIGN_BYTES_MAX < align.state_bytes / SESSIONS < RATED_BYTES_MAX[0]
+    assert REWARD_BYTES_MAX < reward.state_bytes / SESSIONS < RATED_BYTES_MAX[1]
