@@ -160,9 +160,10 @@ def make_topics(shadow: Shadow, settings: Settings) -> None:
     bootstrap = resolve_bootstrap(settings)
     admin = Admin(settings.kafka, bootstrap)
     admin.require((SEGMENTS, SCORED))
-    scored = admin.describe((SCORED,))[SCORED]
-    whole = with_replication(load_inventory(), scored.replication)
-    apply_inventory(settings.kafka, bootstrap, shadow.inventory(whole, scored.partitions))
+    segments = admin.describe((SEGMENTS,))[SEGMENTS]
+    whole = with_replication(load_inventory(), segments.replication)
+    # Its state has a partition for each of the segments'; trajectory.scored may have been widened.
+    apply_inventory(settings.kafka, bootstrap, shadow.inventory(whole, segments.partitions))
 
 
 __all__ = ["Shadow", "main", "make_topics", "with_weights"]

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from processors.reward import shadow as shadow_module
 from processors.reward.compare import as_data, as_lines, compare
 from processors.reward.formulas import score_segment
-from processors.reward.shadow import Shadow, with_weights
+from processors.reward.shadow import Shadow, make_topics, with_weights
 from streams.contracts import ScoredSegment
 from streams.errors import RewardError, SettingsError
-from streams.settings import RewardSettings, Settings, WorkerSettings
-from streams.topics import load_inventory
+from streams.settings import KafkaSettings, RewardSettings, Settings, WorkerSettings
+from streams.topics import SCORED, SEGMENTS, Inventory, TopicDescription, load_inventory
 from tests.unit.processors.reward.builders import conversation, reply, segment, thumb
 
 REAL = RewardSettings()
@@ -93,3 +94,29 @@ def test_a_side_that_was_scored_in_two_ways_is_pointed_out() -> None:
     (line,) = [line for line in mixed if line.startswith("caution")]
     assert "the shadow rewards are of 2 settings" in line
     assert not any("caution" in line for line in as_lines(compare(real, [scored("g1", OTHER)])))
+
+
+def test_its_state_is_as_wide_as_the_segments_whatever_became_of_the_scored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    widths = {
+        name: TopicDescription(partitions=partitions, replication=1, config={})
+        for name, partitions in ((SEGMENTS, 4), (SCORED, 9))
+    }
+    made: list[Inventory] = []
+
+    class Cluster:
+        def __init__(self, *_: object) -> None:
+            pass
+
+        def require(self, names: tuple[str, ...]) -> None:
+            assert set(names) == set(widths)
+
+        def describe(self, names: tuple[str, ...]) -> dict[str, TopicDescription]:
+            return {name: widths[name] for name in names}
+
+    monkeypatch.setattr(shadow_module, "Admin", Cluster)
+    monkeypatch.setattr(shadow_module, "apply_inventory", lambda *given: made.append(given[-1]))
+    settings = Settings(kafka=KafkaSettings(bootstrap_servers="127.0.0.1:1"))
+    make_topics(Shadow("trial"), settings)
+    assert {topic.partitions for topic in made[0]} == {4}
