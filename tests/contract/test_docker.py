@@ -50,7 +50,7 @@ def test_images_are_pinned_and_services_are_watched(name: str) -> None:
         assert source in COMPOSE["volumes"] or (FOLDER / source).exists()
 
 
-@pytest.mark.parametrize("name", OURS.keys() - {"setup"})
+@pytest.mark.parametrize("name", sorted(OURS.keys() - {"setup"}))
 def test_our_services_run_commands_with_settings_that_there_are(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
