@@ -82,6 +82,7 @@ class JudgeService:
         self._sleep = sleep
         self._room = asyncio.Semaphore(settings.concurrency)
         self._breaker = Breaker(settings.breaker_failures, settings.breaker_pause_ms / 1_000)
+        self._why_away = ""
 
     async def judge(self, segment: TrajectorySegment) -> tuple[FeedbackEvent, ...]:
         """A judgement for each reply of ``segment`` that has none: a verdict, or why not."""
@@ -181,13 +182,18 @@ class JudgeService:
         was_open = self._breaker.open
         self._breaker.failed(self._now_s())
         self._metrics.set(names.JUDGE_BREAKER, float(self._breaker.open))
-        if self._breaker.open and not was_open:
+        if not self._breaker.open:
+            return
+        if not was_open:
             logger.warning(
                 "the judge failed %d times in a row: left alone for %d ms: %s",
                 self._settings.breaker_failures,
                 self._settings.breaker_pause_ms,
                 why,
             )
+        elif why != self._why_away:
+            logger.warning("the judge is still away, for another reason: %s", why)
+        self._why_away = why
 
     async def _wait_for_breaker(self) -> None:
         while (wait_s := self._breaker.wait_s(self._now_s())) > 0:

@@ -294,6 +294,20 @@ async def test_the_log_says_why_the_judge_is_left_alone(
     assert "ConnectionError: refused" in caplog.text
 
 
+async def test_the_log_says_when_it_is_away_for_another_reason(
+    cache: VerdictCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(number: int) -> str:
+        raise ConnectionError("refused") if number <= 4 else PermissionError("wrong key")
+
+    await Bench(Judge(answer), cache, votes=1, tries=2, breaker_failures=2).judge("a1")
+    # Once for each reason, however often it is tried.
+    assert [record.getMessage() for record in caplog.records if "away" in record.message] == [
+        "the judge is still away, for another reason: PermissionError: wrong key"
+    ]
+    assert caplog.text.count("left alone") == 1
+
+
 async def test_a_judge_that_is_stopped_ends(cache: VerdictCache) -> None:
     started = asyncio.Event()
 
