@@ -19,6 +19,13 @@ def reward(
     seconds: float = typer.Option(30.0, "--seconds", min=1.0, help="Live: for how long."),
     repetitions: int = typer.Option(3, "--repetitions", min=1, help="How often."),
     partitions: int = typer.Option(4, "--partitions", min=1, help="Of each topic."),
+    content_bytes: int = typer.Option(
+        300,
+        "--content-bytes",
+        min=1,
+        max=10_000,
+        help="Of each turn; those of up to 200 are read by the learned model too.",
+    ),
     json_file: Path | None = typer.Option(None, "--json", help="Also write the report, as JSON."),
 ) -> None:
     """Measure whether the reward keeps up with the aligner, and how long a segment waits for it.
@@ -38,6 +45,7 @@ def reward(
         seconds=seconds,
         repetitions=repetitions,
         partitions=partitions,
+        content_bytes=content_bytes,
     )
     console = Console()
     with terminable():

@@ -7,6 +7,8 @@ bought praise follows. Both are scored by the reward machine itself, with its fi
 
 - *rank_correlation*: Spearman's, of the rewards and the true qualities of all replies in
   segments that would be trained on.
+- *rank_correlation_all*: the same of all replies, those that nobody would train on with their
+  reward of 0. Filters hold back what they cannot believe: that helps what is trained on more.
 - subjects ``..._no_attack``: the honest ratings alone are spoilt. Turned round at random, one by
   one, they look like any other: no filter finds them, and some honest rows are held.
 - *correlation_loss*: how much lower it is than on unspoilt data with the filters off.
@@ -102,6 +104,7 @@ class Outcome:
     """What scoring one lot of conversations came to."""
 
     rank_correlation: float
+    rank_correlation_all: float
     malicious_weight: float
     bad_let_through: float
 
@@ -299,8 +302,10 @@ def score(conversations: Conversations, settings: RewardSettings) -> Outcome:
     weights |= {w.event_id: w.weight for s in scored for r in s.rewards for w in r.weighed}
     total = math.fsum(weights.values())
     kept = [(r.reward, truth.quality[r.turn_id]) for s in scored if s.trainable for r in s.rewards]
+    whole = [(r.reward, truth.quality[r.turn_id]) for s in scored for r in s.rewards]
     return Outcome(
         rank_correlation=spearman(kept),
+        rank_correlation_all=spearman(whole),
         malicious_weight=math.fsum(weights[i] for i in truth.malicious) / total,
         bad_let_through=math.fsum(weights[i] for i in truth.bad) / max(1, len(truth.bad)),
     )
@@ -343,10 +348,15 @@ def run(plan: NoisePlan, settings: RewardSettings) -> Report:
     off = settings.model_copy(update=OFF)
     subjects: dict[str, dict[str, list[float]]] = {}
     for seed in plan.seeds:
-        clean = score(Conversations(plan, seed, None), off).rank_correlation
-        _add(subjects, "clean", {"rank_correlation": clean})
-        filtered = score(Conversations(plan, seed, None), settings).rank_correlation
-        _add(subjects, "clean_filters_on", {"rank_correlation": filtered})
+        unspoilt = score(Conversations(plan, seed, None), off)
+        clean = unspoilt.rank_correlation
+        filtered = score(Conversations(plan, seed, None), settings)
+        for name, found in (("clean", unspoilt), ("clean_filters_on", filtered)):
+            correlations = {
+                "rank_correlation": found.rank_correlation,
+                "rank_correlation_all": found.rank_correlation_all,
+            }
+            _add(subjects, name, correlations)
         for level in plan.levels:
             for name, weights in (("filters_on", settings), ("filters_off", off)):
                 for lone in (False, True):
@@ -357,6 +367,7 @@ def run(plan: NoisePlan, settings: RewardSettings) -> Report:
                         f"{name}_{level:.0%}{'_no_attack' if lone else ''}",
                         {
                             "rank_correlation": found.rank_correlation,
+                            "rank_correlation_all": found.rank_correlation_all,
                             "correlation_loss": clean - found.rank_correlation,
                             "malicious_weight": found.malicious_weight,
                             "bad_let_through": found.bad_let_through,

@@ -52,6 +52,10 @@ def test_filters_keep_the_malicious_user_out() -> None:
     assert on["malicious_weight"][0] < 0.25
     assert on["rank_correlation"][0] > off["rank_correlation"][0] + 0.1
     assert off["bad_let_through"] == [1.0]
+    # What is held back is not trained on: among all replies it stands with a reward of 0.
+    assert off["rank_correlation_all"][0] < on["rank_correlation_all"][0]
+    assert on["rank_correlation_all"][0] < on["rank_correlation"][0]
+    assert report.subjects["clean"]["rank_correlation_all"][0] > on["rank_correlation_all"][0]
     assert [goal.at_most for goal in report.goals] == [True, True]
     assert run(PLAN, RewardSettings()).subjects == report.subjects
 
