@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from processors.reward import calibration, machine
+from processors.reward import calibration, crowd, machine
 from processors.reward import codec as state_codec
 from processors.reward.formulas import PLUGIN_ERRORS_ATTRIBUTE
 from processors.reward.plugins import NO_PLUGINS, Plugins
@@ -89,6 +89,7 @@ class RewardProcessor:
         )
         if meta:
             self._state.clock_ms = int.from_bytes(meta, "big")
+        crowd.restart(self._state.crowd, self._state.clock_ms, self._settings)
 
     def feed(self, topic: str, records: Sequence[RawRecord]) -> None:
         """See ``PartitionProcessor``."""

@@ -4,7 +4,8 @@ Theory of operation. Of every user we keep a bounded history: their latest ratin
 reply (``Opinion``) and what people decided about such ratings (``Decision``). A history
 belongs to one record key of ``trajectory.segments`` (a user, else a session) and holds every
 rater who spoke there. A segment's revision replaces all that the revision before had put
-there, so nothing counts twice.
+there, so nothing counts twice. It has the newest ``history_ratings``, and all of the segments
+that are known (``history_segments``): what was found of a rating stands when it shows again.
 
 Ratings of one rater are ordered by event time. These filters look at them, first wins:
 
@@ -16,10 +17,12 @@ Ratings of one rater are ordered by event time. These filters look at them, firs
    the run.
 4. *Departure*: the share of negatives among the rater's last ``rate_window`` ratings, up to
    this one, is more than ``rate_departure`` away from the share among those before, of which
-   there must be ``rate_history_min``. It counts ``rate_departure_weight``.
+   there must be ``rate_history_min``, of ``history_ratings`` in all. It counts
+   ``rate_departure_weight``.
 
-Rejected ratings and anomalies enter no row and no share. Row and departure leave alone the
-ratings that showed while many raters turned negative together (``Opinion.suspended``).
+Anomalies enter no row and no share, rejected ratings no share. Row and departure leave alone
+the negative ratings that showed while many raters turned negative together
+(``Opinion.suspended``).
 
 Pure: no clock, no randomness, no I/O.
 """
@@ -28,7 +31,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import TypeVar
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -52,6 +56,9 @@ from streams.reviews import (
 from streams.settings import RewardSettings
 
 REVIEW_KINDS = (FeedbackKind.REVIEW,)
+
+RECALLED = 16
+"""How many times ``history_ratings`` are kept at most, of segments that may be revised."""
 
 MAX_NAMED = 5
 """How many feedback ids a reason names; a request always has all."""
@@ -117,6 +124,9 @@ class Decision(Struct, frozen=True, kw_only=True, gc=False):
     event_time: int
     closed_at: int
     request_id: str | None = None
+
+
+T = TypeVar("T", Opinion, Decision)
 
 
 class History(Struct, frozen=True, kw_only=True, gc=False):
@@ -266,14 +276,38 @@ def suspend(history: History, segment_id: str, new: Iterable[str], reason: str) 
     )
 
 
-def trim(history: History, *, since_ms: int, at_most: int) -> History:
-    """``history`` without what closed before ``since_ms``, and the newest ``at_most`` of each."""
+def trim(
+    history: History, *, since_ms: int, at_most: int, recalled: Callable[[], Collection[str]]
+) -> History:
+    """``history`` without what closed before ``since_ms``, and with the newest of the rest.
+
+    What was found of a rating must stand as long as a revision may show it: one that was
+    forgotten would be new, and believed.
+
+    Args:
+        history: Before.
+        since_ms: What closed earlier is left out.
+        at_most: So many opinions, and so many decisions, are kept wherever they are from.
+        recalled: The segments of which more are kept: up to ``RECALLED`` times as many in all.
+
+    Returns:
+        ``history`` itself if nothing is left out.
+    """
     opinions = [o for o in history.opinions if o.closed_at >= since_ms]
     decisions = [d for d in history.decisions if d.closed_at >= since_ms]
     before = len(history.opinions), len(history.decisions)
-    if (len(opinions), len(decisions)) == before and max(before) <= at_most:
+    if max(before) > at_most:
+        segments = recalled()
+        opinions = _newest(opinions, at_most, segments)
+        decisions = _newest(decisions, at_most, segments)
+    if (len(opinions), len(decisions)) == before:
         return history
-    return History(opinions=tuple(opinions[-at_most:]), decisions=tuple(decisions[-at_most:]))
+    return History(opinions=tuple(opinions), decisions=tuple(decisions))
+
+
+def _newest(items: list[T], at_most: int, recalled: Collection[str]) -> list[T]:
+    older = [item for item in items[:-at_most] if item.segment_id in recalled]
+    return (older + items[-at_most:])[-RECALLED * at_most :]
 
 
 def opinion_order(opinion: Opinion) -> tuple[int, str, str]:
@@ -521,12 +555,12 @@ def _rows(
         return []
     runs: list[list[Opinion]] = [[]]
     for opinion in opinions:
-        if opinion.anomaly is not None or opinion.suspended is not None:
+        if opinion.anomaly is not None:
             continue
-        if opinion.value < 0 and not _upheld(opinion, decisions):
-            runs[-1].append(opinion)
-        else:
+        if opinion.value >= 0 or _upheld(opinion, decisions):
             runs.append([])
+        elif opinion.suspended is None:
+            runs[-1].append(opinion)
     return [tuple(run) for run in runs if len(run) >= settings.negatives_in_a_row]
 
 
@@ -554,6 +588,7 @@ def _departs(
 ) -> Credibility | None:
     """Whether the rate up to the last of ``opinions`` departs from the one before."""
     counted = [o for o in opinions if o is opinions[-1] or _counts(o, decisions)]
+    counted = counted[-settings.history_ratings :]
     before, recent = counted[: -settings.rate_window], counted[-settings.rate_window :]
     if len(before) < settings.rate_history_min:
         return None

@@ -671,6 +671,30 @@ def _digest_of(texts: Iterable[str]) -> str:
 # --- Forgetting -------------------------------------------------------------------------------
 
 
+def restart(crowd: Crowd, clock_ms: int, settings: RewardSettings) -> None:
+    """Forget what was counted in windows that have not come yet.
+
+    They are those of a shorter ``crowd_window_ms``, whose numbers are larger: nothing would ever
+    move them on. Of a longer one they are long past, and forgotten like everything old.
+
+    Args:
+        crowd: Changed in place.
+        clock_ms: The largest ``closed_at`` seen in the partition.
+        settings: Those of now.
+    """
+    newest = clock_ms // settings.crowd_window_ms
+    ahead = [
+        key
+        for key, entry in crowd.entries.items()
+        if key.kind != "templates"
+        and (entry.window > newest or (isinstance(entry, RaterCount) and entry.turned > newest))
+    ]
+    crowd.drop(ahead)
+    for key, entry in crowd.entries.items():
+        if isinstance(entry, Templates) and entry.window > newest:
+            crowd.put(key, replace(entry, window=newest))
+
+
 def sweep(crowd: Crowd, clock_ms: int, settings: RewardSettings) -> None:
     """Forget what no later rating can be compared with any more.
 
@@ -708,6 +732,7 @@ __all__ = [
     "Words",
     "observe",
     "repeated",
+    "restart",
     "sweep",
     "turn",
 ]

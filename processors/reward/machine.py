@@ -169,7 +169,12 @@ def step(
     clock_ms = max(user.clock_ms, segment.closed_at)
     since_ms = clock_ms - settings.history_ms
     at_most = settings.history_ratings
-    before = trim(user.history, since_ms=since_ms, at_most=at_most)
+    marks = _marks(user, segment, since_ms, settings)
+
+    def known() -> frozenset[str]:
+        return frozenset([mark.segment_id for mark in marks])
+
+    before = trim(user.history, since_ms=since_ms, at_most=at_most, recalled=known)
     replies = shown(segment)
     new = new_ratings(before, segment, replies)
     history = amend(before, segment, replies)
@@ -180,8 +185,8 @@ def step(
     scored = score_segment(segment, settings, beliefs, repeated, plugins)
     remembered = UserHistory(
         clock_ms=clock_ms,
-        marks=_marks(user, segment, since_ms, settings),
-        history=trim(history, since_ms=since_ms, at_most=at_most),
+        marks=marks,
+        history=trim(history, since_ms=since_ms, at_most=at_most, recalled=known),
     )
     _remember(state, who, user, remembered)
     _advance(state, segment.closed_at, settings)

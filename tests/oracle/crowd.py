@@ -335,8 +335,16 @@ class CrowdOracle(Oracle):
         return self.found.get((self._key(segment), rating.segment, rating.event))
 
     def _rows(self, segment: TrajectorySegment, ratings: list[Rating]) -> list[list[Rating]]:
-        plain = [r for r in ratings if self._found(segment, r) is None]
-        return super()._rows(segment, plain)
+        return super()._rows(segment, [r for r in ratings if self._in_sequence(segment, r)])
+
+    def _in_sequence(self, segment: TrajectorySegment, rating: Rating) -> bool:
+        """Whether a row goes on or ends with it; else it is as if it were not there."""
+        found = self._found(segment, rating)
+        if found is None:
+            return True
+        if found[0] == "held":
+            return False
+        return rating.value >= 0 or self._decision(segment, rating) is True
 
     def _departs(self, segment: TrajectorySegment, rater: list[Rating], rating: Rating) -> bool:
         counted = [

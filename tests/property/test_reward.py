@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from processors.reward import formulas
 from processors.reward.codec import decode_entry, decode_key, encode_entry, encode_key
+from processors.reward.credibility import RECALLED
 from processors.reward.formulas import contexts, score_segment, score_step
 from processors.reward.machine import (
     Effect,
@@ -385,9 +386,12 @@ def test_each_record_is_scored_once_and_what_is_kept_is_bounded(plans: list[Plan
         assert bool(new) is fresh
         newest[item.segment_id] = max(item.revision, newest.get(item.segment_id, -1))
     for user in state.users.values():
-        assert len(user.history.opinions) <= SMALL.history_ratings
-        assert len(user.history.decisions) <= SMALL.history_ratings
-        assert len(user.marks) <= SMALL.history_segments
+        known = {mark.segment_id for mark in user.marks}
+        for items in (user.history.opinions, user.history.decisions):
+            assert len(items) <= RECALLED * SMALL.history_ratings
+            # More than the newest only of segments that may be revised.
+            assert {o.segment_id for o in items[: -SMALL.history_ratings]} <= known
+        assert len(known) == len(user.marks) <= SMALL.history_segments
         shown = [(o.segment_id, o.turn_id, o.rater) for o in user.history.opinions]
         assert len(shown) == len(set(shown))
 

@@ -1,9 +1,9 @@
-"""The alarm about segments without any reward, and the one about a cohort."""
+"""What a worker counts and warns of: no rewards, a cohort; and windows of another length."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -15,23 +15,31 @@ from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import RewardSettings
 from streams.topics import SEGMENTS
-from tests.unit.processors.reward.builders import reply, segment, thumb
+from tests.unit.processors.reward.builders import HOUR_MS, reply, segment, thumb
 
 CODEC = build_codec()
+NOTHING: Mapping[bytes, bytes] = {}
+START_MS = 1_767_225_600_000
 
 
 class Worker:
     """A reward processor with its counters."""
 
-    def __init__(self, settings: RewardSettings | None = None) -> None:
+    def __init__(
+        self,
+        settings: RewardSettings | None = None,
+        written: Mapping[bytes, bytes] = NOTHING,
+        meta: bytes | None = None,
+    ) -> None:
         self.metrics = ProcessorMetrics("reward")
         self.processor = RewardProcessor(
             settings or RewardSettings(), CODEC, self.metrics, 1_000_000, RewardTopics()
         )
-        self.processor.restore((), None)
+        self.processor.restore(written.items(), meta)
         self._offset = 0
 
-    def score(self, segments: Sequence[TrajectorySegment]) -> None:
+    def score(self, segments: Sequence[TrajectorySegment]) -> tuple[dict[bytes, bytes], bytes]:
+        """Score them; returns what a successor restores."""
         for item in segments:
             record = Record(
                 topic=SEGMENTS,
@@ -43,7 +51,8 @@ class Worker:
             )
             self._offset += 1
             self.processor.feed(SEGMENTS, [record])
-        self.processor.drain(len(segments))
+        outcome = self.processor.drain(len(segments))
+        return {k: v for k, v in outcome.changes.items() if v is not None}, outcome.meta
 
 
 def segments(rewarded: int, silent: int, name: str) -> list[TrajectorySegment]:
@@ -103,3 +112,29 @@ def test_monitoring_counts_ratings_before_filters_and_the_cohort_raises_an_alarm
     assert worker.metrics.value(names.HELD_RATINGS, filter="row") == 4
     assert worker.metrics.value(names.COHORT_ALARMS, policy="default") == 1
     assert "5 of 5 raters turned negative together" in caplog.text
+
+
+@pytest.mark.parametrize("hours", [1, 2, 24])
+def test_windows_may_become_longer_on_a_running_system(hours: int) -> None:
+    def days(first: int, count: int) -> list[TrajectorySegment]:
+        """Ten ratings an hour by ten users."""
+        return [
+            segment(
+                [reply("a", thumb(f"f{hour}-{user}", 1), reply=f"An answer of hour {hour}.")],
+                segment_id=f"{hour}-{user}",
+                user_id=f"u{user}",
+                closed_at=START_MS + hour * HOUR_MS,
+            )
+            for hour in range(24 * first, 24 * (first + count))
+            for user in range(10)
+        ]
+
+    before = Worker(RewardSettings(crowd_window_ms=HOUR_MS // 2))
+    written, meta = before.score(days(0, 1))
+    settings = RewardSettings(crowd_window_ms=hours * HOUR_MS, burst_window_ms=1)
+    after = Worker(settings, written, meta)
+    after.score(days(1, 2))
+    held = after.metrics.registry.get_sample_value(
+        "clawstream_held_ratings_total", {"processor": "reward", "filter": "flood"}
+    )
+    assert held is None

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from processors.reward.codec import decode_entry, decode_key, encode_entry, encode_key
+from processors.reward.credibility import History, Opinion, judge
 from processors.reward.machine import (
     Effect,
     EmitReview,
@@ -311,6 +312,72 @@ def test_what_is_remembered_of_a_user_is_bounded() -> None:
     (user,) = state.users.values()
     assert [o.event_id for o in user.history.opinions] == [f"f{n}" for n in range(31, 51)]
     assert [mark.segment_id for mark in user.marks] == [f"s{n}" for n in range(44, 51)]
+
+
+LATER = [1.0, -1.0] * 40
+"""More ratings than the filters look back."""
+
+
+@pytest.mark.parametrize("later", [[1.0], LATER])
+def test_what_was_found_of_a_rating_stands_in_a_revision(later: list[float]) -> None:
+    state = RewardState()
+    scored, (request,) = run(thumbs(-1, -1, -1), state=state)
+    run(thumbs(*later, start=5), state=state)
+    third = thumb("f3", -1, event_time=3 * HOUR_MS)
+    again = rated(3, third, revision=1, closed_at=100 * HOUR_MS)
+    state, effects = step(state, again, SETTINGS)
+    (revised,) = [effect.scored for effect in effects if isinstance(effect, EmitScored)]
+    assert scored[-1].rewards[0].weighed[0].filter == "row"
+    assert [(w.weight, w.filter) for w in revised.rewards[0].weighed] == [(0.0, "row")]
+    # It is not new: neither monitoring nor the crowd counts it once more.
+    assert not any(isinstance(effect, Observed) for effect in effects)
+    named = {"review": request.event_id}
+    rejected = review("r", -1, event_time=101 * HOUR_MS, attributes=named)
+    decided = rated(3, third, rejected, revision=2, closed_at=102 * HOUR_MS)
+    (revised,), _ = run([decided], state=state)
+    assert [(w.weight, w.filter) for w in revised.rewards[0].weighed] == [(0.0, "review")]
+
+
+def test_a_flooder_frees_nothing_by_what_comes_later() -> None:
+    state = RewardState()
+    others = [
+        rated(n, thumb(f"o{n}", 1, event_time=0), user_id=f"u{n}", closed_at=HOUR_MS)
+        for n in range(1, 9)
+    ]
+    flood = [
+        rated(n, thumb(f"f{n}", -1, event_time=n), user_id="m", closed_at=HOUR_MS + n)
+        for n in range(100, 200)
+    ]
+    run([*others, *flood], state=state)
+    early = rated(130, thumb("f130", -1, event_time=130), user_id="m", revision=1, closed_at=DAY_MS)
+    (scored,), _ = run([early], state=state)
+    assert [w.filter for w in scored.rewards[0].weighed] == ["flood"]
+
+
+def test_a_rating_is_compared_with_no_more_than_history_ratings() -> None:
+    settings = RewardSettings(history_ratings=15)
+    scored, _ = run(thumbs(*[-1.0, -1.0, 1.0] * 3, *[1.0] * 15, -1, 1, -1), settings)
+    assert [w.filter for w in scored[-1].rewards[0].weighed] == ["departure"]
+    assert "2 of the last 5" in str(scored[-1].rewards[0].weighed[0].reason)
+    assert "0 of the 10 before" in str(scored[-1].rewards[0].weighed[0].reason)
+
+
+def test_a_good_rating_ends_a_row_whenever_it_was_given() -> None:
+    opinions = [
+        Opinion(
+            event_id=f"f{n}",
+            segment_id=f"s{n}",
+            session_id="s",
+            turn_id=f"a{n}",
+            rater="user u1",
+            value=value,
+            event_time=n,
+            closed_at=n,
+            suspended="5 of 8" if value > 0 else None,
+        )
+        for n, value in enumerate((-1.0, -1.0, 1.0, -1.0))
+    ]
+    assert judge(History(opinions=tuple(opinions)), "s3", SETTINGS) == {}
 
 
 def test_old_ratings_of_a_user_are_dropped_by_closing_time() -> None:
