@@ -44,7 +44,7 @@ from streams.contracts import (
 from streams.outcomes import NAME_ATTRIBUTE
 from streams.settings import RewardSettings
 
-FORMULA_ID = "composite-5"
+FORMULA_ID = "composite-6"
 """Name and version of these formulas; changes whenever equal input may score differently."""
 
 REPEATED_ATTRIBUTE = "repeated"
@@ -800,6 +800,7 @@ def _score(
         *(belief.reason for belief in beliefs if belief.reason is not None),
         *(f"{FAILED_PLUGIN}{failure.plugin}: {failure.error}" for failure in failures),
         *_remarks(step, opinions),
+        *_overruled(context),
     )
     return StepReward(
         turn_id=step.turn_id,
@@ -867,6 +868,18 @@ def _remarks(step: Step, opinions: Mapping[str, tuple[StepFeedback, float]]) -> 
         elif item.kind is FeedbackKind.REVIEW:
             lines.append(f"{name}: {'upheld' if reading.value == 1.0 else 'rejected'}")
     return tuple(lines)
+
+
+def _overruled(context: StepContext) -> tuple[str, ...]:
+    """The signals in the user's words that count nothing beside those the front end sent."""
+    if not of_kinds(context.given, SIGNAL_KINDS):
+        return ()
+    return tuple(
+        f"ignored {found.signal.value} in turn {found.turn_id} ({found.detail}): the front end "
+        "sent signals on this reply"
+        for found in context.signals
+        if found.signal is not Signal.TOOL_ERROR
+    )
 
 
 def _directives(context: StepContext) -> tuple[str, ...]:

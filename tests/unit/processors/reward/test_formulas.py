@@ -450,6 +450,9 @@ def test_signals_the_front_end_sends_replace_the_words() -> None:
     reward = score(feedback("f1", FeedbackKind.CONFIRMATION, event_time=10), next_user_turn=after)
     assert value_of(reward, "implicit") == pytest.approx(0.5)
     assert reward.directives == ()
+    ignored = [line for line in reward.reasons if line.startswith("ignored")]
+    assert [line.split()[1] for line in ignored] == ["correction", "directive"]
+    assert all("in turn u2" in line and "front end" in line for line in ignored)
     off = score(next_user_turn=after, settings=RewardSettings(text_signals=False))
     assert value_of(off, "implicit") is None
 
