@@ -16,7 +16,7 @@ attribute ``plugin_errors`` names it, and ``clawstream_plugin_errors_total`` cou
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
 from itertools import islice
@@ -220,7 +220,7 @@ def ask_component(
 ) -> Result:
     """What a component makes of a step: ``value`` in [-1, 1] or None, with its evidence."""
     try:
-        value, evidence = plugin.call(step, segment, settings)
+        value, evidence = _pair(plugin.call(step, segment, settings))
         said = (evidence,) if isinstance(evidence, str) else evidence
         lines = tuple(as_line(str(line)) for line in islice(said, MAX_LINES))
         if value is None:
@@ -234,6 +234,23 @@ def ask_component(
     except BaseException as error:
         return Result(error=describe(error))
     return Result(number, lines)
+
+
+def _pair(made: object) -> tuple[Any, Any]:
+    """What a component returns, as its protocol has it."""
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise TypeError(f"a component returns its value and its evidence, not {_kind(made)}")
+    value, evidence = made
+    if isinstance(value, str | bytes):
+        raise TypeError(f"a component's value is a number or None, not {_kind(value)}")
+    if isinstance(evidence, Set):
+        # Its order differs from process to process: a replay would not give the same record.
+        raise TypeError(f"a component's evidence has an order, a {_kind(evidence)} has none")
+    return value, evidence
+
+
+def _kind(made: object) -> str:
+    return type(made).__name__
 
 
 def describe(error: BaseException) -> str:
