@@ -29,6 +29,9 @@ SIGNS = {-1: "negative", 0: "neutral", 1: "positive"}
 NONZERO_WINDOW = 1_000
 """Of so many segments scored last in a partition the share with a reward is watched."""
 
+FAILURES_TOLD_EVERY = 1_000
+"""Of a plugin that fails the first segment is named in the log, and then one in so many."""
+
 logger = logging.getLogger(__name__)
 
 
@@ -76,6 +79,7 @@ class RewardProcessor:
         self._nonzero: deque[bool] = deque(maxlen=NONZERO_WINDOW)
         self._nonzero_count = 0
         self._scarce = False
+        self._failed: dict[str, int] = {}
         self._state_bytes = 0
 
     def restore(self, entries: Iterable[tuple[bytes, bytes]], meta: bytes | None) -> None:
@@ -194,7 +198,7 @@ class RewardProcessor:
         except RecordError as error:
             return self._dead(deadletters.of_record(record, error, STAGE))
         for name in filter(None, scored.attributes.get(PLUGIN_ERRORS_ATTRIBUTE, "").split(",")):
-            self._metrics.add(names.PLUGIN_ERRORS, plugin=name)
+            self._count_failed(name, scored.segment.segment_id)
         for pair in calibration.pairs(scored):
             self._metrics.add(
                 names.JUDGE_AGREEMENT, explicit=SIGNS[pair.explicit], judged=SIGNS[pair.judged]
@@ -205,6 +209,19 @@ class RewardProcessor:
             self._metrics.add(names.NONZERO)
         self._watch(nonzero)
         return Output(topic=topic, key=key, value=value)
+
+    def _count_failed(self, plugin: str, segment_id: str) -> None:
+        self._metrics.add(names.PLUGIN_ERRORS, plugin=plugin)
+        self._failed[plugin] = self._failed.get(plugin, 0) + 1
+        if self._failed[plugin] % FAILURES_TOLD_EVERY == 1:
+            logger.warning(
+                "plugin %s failed at segment %s and counts nothing there, the %d. time since the "
+                "start: `clawstream reward explain %s` says how",
+                plugin,
+                segment_id,
+                self._failed[plugin],
+                segment_id,
+            )
 
     def _watch(self, nonzero: bool) -> None:
         """Raise an alarm when too few of the last segments have any reward, once each time."""

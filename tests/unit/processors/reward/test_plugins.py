@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from processors.reward.agent import RewardProcessor, RewardTopics
 from processors.reward.app import build_spec
@@ -236,7 +237,9 @@ def test_a_signal_that_fails_costs_its_own_part_only(signal: Callable[..., Any])
     assert scored.attributes["plugin_errors"] == "broken"
 
 
-def test_failures_are_counted_once_a_segment() -> None:
+def test_failures_are_counted_once_a_segment_and_the_first_is_named(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     metrics = ProcessorMetrics("reward")
     plugins = Plugins(components=(Plugged("broken", raises, 0.5, "here 1"),))
     codec = build_codec()
@@ -244,12 +247,19 @@ def test_failures_are_counted_once_a_segment() -> None:
         RewardSettings(), codec, metrics, 1_000_000, RewardTopics(), plugins
     )
     processor.restore((), None)
-    value = codec.encode(conversation("a", "b", "c"))
-    record = Record(topic=SEGMENTS, partition=0, offset=0, timestamp=1, key=b"u1", value=value)
-    processor.feed(SEGMENTS, [record])
-    (output,) = processor.drain(10).outputs
-    assert codec.decode(output.value, ScoredSegment).attributes["plugin_errors"] == "broken"
-    assert metrics.value(names.PLUGIN_ERRORS, plugin="broken") == 1
+    talk = conversation("a", "b", "c")
+    for offset in range(2):
+        value = codec.encode(replace(talk, revision=offset))
+        record = Record(
+            topic=SEGMENTS, partition=0, offset=offset, timestamp=1, key=b"u1", value=value
+        )
+        processor.feed(SEGMENTS, [record])
+    outputs = processor.drain(10).outputs
+    for output in outputs:
+        assert codec.decode(output.value, ScoredSegment).attributes["plugin_errors"] == "broken"
+    assert metrics.value(names.PLUGIN_ERRORS, plugin="broken") == len(outputs) == 2
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert f"plugin broken failed at segment {talk.segment_id}" in said
 
 
 def test_without_plugins_nothing_is_noted() -> None:
