@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -29,6 +30,11 @@ class Entry:
     summary: str
     process: bool = False
 
+
+_SPINS = {"GOMP_SPINCOUNT": "1000"}
+"""How often a thread of torch looks whether the others are done before it sleeps, if nobody said.
+By default it looks for milliseconds; where policy server and learner, or anything else, share the
+cores, the one that is waited for does not run meanwhile, and a reply takes ten times as long."""
 
 COMMANDS: dict[str, Entry] = {
     "demo": Entry("streams.cli.demo", "Watch conversations become two new policy versions."),
@@ -132,6 +138,9 @@ def _root(
     if show_version:
         typer.echo(f"clawstream {version('clawstream')}")
         raise typer.Exit
+    if not os.environ.keys() & {"OMP_WAIT_POLICY", *_SPINS}:
+        # Before torch is loaded: it reads this once.
+        os.environ.update(_SPINS)
     entry = COMMANDS.get(ctx.invoked_subcommand or "")
     if entry is not None and not entry.process:
         from streams.settings import load_settings

@@ -11,7 +11,7 @@ import msgspec
 from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.errors import ForbiddenError, InvalidRecordError, RecordError, RequestRefusedError
 from streams.gateway.ids import usable_id
-from streams.outcomes import Defaults, read_outcome
+from streams.outcomes import EARLIEST_MS, Defaults, read_outcome
 from streams.serde.validation import validate
 
 _IDS = (
@@ -132,7 +132,10 @@ def _parse(
         raise InvalidRecordError(f"[{index}]: must be an object")
     unknown = sorted(set(item) - set(record_type.__struct_fields__))
     if unknown:
-        raise InvalidRecordError(f"[{index}]: unknown field {', '.join(unknown)}")
+        known = ", ".join(sorted(record_type.__struct_fields__))
+        raise InvalidRecordError(
+            f"[{index}]: unknown field {', '.join(unknown)}; known are {known}"
+        )
     fields = {"event_id": f"event-{secrets.token_hex(12)}", **defaults, **item}
     try:
         record = msgspec.convert(fields, record_type)
@@ -145,6 +148,11 @@ def _parse(
         raise InvalidRecordError(
             f"[{index}]: event_time {record.event_time} is more than align.max_skew_ms ahead of "
             "the gateway's clock; send milliseconds since 1970, UTC"
+        )
+    if "event_time" in item and record.event_time < EARLIEST_MS:
+        raise InvalidRecordError(
+            f"[{index}]: event_time {record.event_time} is before 1973, these look like seconds; "
+            "send milliseconds since 1970, UTC"
         )
     return record
 

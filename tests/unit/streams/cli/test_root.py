@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -70,3 +71,30 @@ def test_the_rewards_help_names_its_other_commands(capsys: pytest.CaptureFixture
         main(["reward", "--help"])
     shown = capsys.readouterr().out
     assert all(name in shown for name in ("explain SEGMENT_ID", "shadow NAME", "compare NAME"))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, "1000"),
+        ({"GOMP_SPINCOUNT": "7"}, "7"),
+        ({"OMP_WAIT_POLICY": "ACTIVE"}, None),
+    ],
+)
+def test_threads_do_not_wait_long_for_each_other_unless_told(
+    given: dict[str, str], expected: str | None, tmp_path: Path
+) -> None:
+    code = (
+        "import os, sys\n"
+        "from streams.cli import main\n"
+        "try:\n    main(['kafka', 'status'])\nexcept SystemExit as end:\n    assert end.code == 3\n"
+        "print('torch' in sys.modules, os.environ.get('GOMP_SPINCOUNT'))\n"
+    )
+    own = {"CLAWSTREAM_DATA_DIR": str(tmp_path), **given}
+    unset = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+    environ = {name: value for name, value in os.environ.items() if name not in unset}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True,
+        env=environ | own,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == f"False {expected}"

@@ -8,7 +8,7 @@ from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind
 from streams.errors import InvalidRecordError
 from streams.gateway.events import parse_events
 
-NOW_MS = 1_000_000
+NOW_MS = 1_700_000_000_000
 
 
 def feedback(body: Any) -> list[FeedbackEvent]:
@@ -26,9 +26,9 @@ def test_defaults_are_filled_in() -> None:
 
 def test_what_is_given_is_kept() -> None:
     (event,) = feedback(
-        [{"event_id": "e", "session_id": "s", "kind": "rating", "source": "x", "event_time": 5}]
+        [{"event_id": "e", "session_id": "s", "kind": "copy", "source": "x", "event_time": 10**12}]
     )
-    assert (event.event_id, event.source, event.event_time) == ("e", "x", 5)
+    assert (event.event_id, event.source, event.event_time) == ("e", "x", 10**12)
 
 
 @pytest.mark.parametrize(
@@ -39,11 +39,12 @@ def test_what_is_given_is_kept() -> None:
         ({"session_id": "s", "kind": "retraction"}, "needs supersedes"),
         (["x"], r"\[0\]: must be an object"),
         ({"kind": "thumb"}, r"\[0\]: .*session_id"),
-        ({"session_id": "s", "kind": "thumb", "vlaue": 1}, "unknown field vlaue"),
+        ({"session_id": "s", "kind": "thumb", "vlaue": 1}, "field vlaue; known are .*value"),
         ({"session_id": "s", "kind": "thumb", "value": "up"}, "value"),
         ({"session_id": "", "kind": "thumb"}, "must not be empty"),
         ([{"session_id": "s", "kind": "thumb"}, {}], r"\[1\]"),
         ({"session_id": "s", "kind": "thumb", "event_time": NOW_MS + 61}, "max_skew_ms"),
+        ({"session_id": "s", "kind": "thumb", "event_time": NOW_MS // 1_000}, "look like seconds"),
     ],
     ids=str,
 )
