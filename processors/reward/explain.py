@@ -209,7 +209,7 @@ def as_data(
     elsewhere: bool = False,
 ) -> dict[str, Any]:
     """All of it for machines; the arguments are those of ``as_lines``."""
-    data: dict[str, Any] = {"scored": msgspec.to_builtins(scored)}
+    data: dict[str, Any] = {"scored": _plain(scored)}
     if again is not None:
         data["what_if"] = {
             "formula_id": again.formula_id,
@@ -219,9 +219,14 @@ def as_data(
             "scored_with_other_settings": elsewhere,
             "trainable": again.trainable,
             "untrainable_reason": again.untrainable_reason,
-            "rewards": msgspec.to_builtins(again.rewards),
+            "rewards": _plain(again.rewards),
         }
     return data
+
+
+def _plain(record: object) -> Any:
+    """As JSON has it: feedback may hold what is no number, which JSON cannot say (null)."""
+    return msgspec.json.decode(msgspec.json.encode(record))
 
 
 def as_lines(

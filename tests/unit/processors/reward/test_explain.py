@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,16 @@ def test_everything_that_made_a_reward_is_printed() -> None:
         "directive: Please answer in French",
     ):
         assert part in text, part
+
+
+def test_what_is_no_number_is_json_all_the_same() -> None:
+    odd = feedback("f1", FeedbackKind.RATING, float("nan"))
+    made = score_segment(segment([reply("a1", odd)]), SETTINGS)
+    data = as_data(made, score_again(made, SETTINGS))
+    shown = json.loads(json.dumps(data, allow_nan=False))
+    assert shown["scored"]["segment"]["steps"][0]["feedback"][0]["value"] is None
+    (line,) = [x for x in shown["scored"]["rewards"][0]["reasons"] if x.startswith("ignored")]
+    assert line == "ignored rating f1: its value is not a finite number"
 
 
 def test_a_segment_that_is_not_trained_on_says_why() -> None:
