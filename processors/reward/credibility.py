@@ -30,6 +30,7 @@ Pure: no clock, no randomness, no I/O.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
@@ -557,7 +558,7 @@ def _rows(
     for opinion in opinions:
         if opinion.anomaly is not None:
             continue
-        if opinion.value >= 0 or _upheld(opinion, decisions):
+        if opinion.value >= 0 or (decisions and _upheld(opinion, decisions)):
             runs.append([])
         elif opinion.suspended is None:
             runs[-1].append(opinion)
@@ -587,8 +588,8 @@ def _departs(
     opinions: Sequence[Opinion], decisions: Sequence[Decision], settings: RewardSettings
 ) -> Credibility | None:
     """Whether the rate up to the last of ``opinions`` departs from the one before."""
-    counted = [o for o in opinions if o is opinions[-1] or _counts(o, decisions)]
-    counted = counted[-settings.history_ratings :]
+    earlier = (o for o in reversed(opinions[:-1]) if _counts(o, decisions))
+    counted = [opinions[-1], *itertools.islice(earlier, settings.history_ratings - 1)][::-1]
     before, recent = counted[: -settings.rate_window], counted[-settings.rate_window :]
     if len(before) < settings.rate_history_min:
         return None
@@ -609,7 +610,7 @@ def _departs(
 
 
 def _counts(opinion: Opinion, decisions: Sequence[Decision]) -> bool:
-    decision = _decision_on(opinion, decisions)
+    decision = _decision_on(opinion, decisions) if decisions else None
     return opinion.anomaly is None if decision is None else decision.upheld
 
 
