@@ -6,7 +6,7 @@ import contextlib
 import json
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -40,6 +40,19 @@ def print_table(table: Table) -> None:
     needed = Console(width=_WIDEST).measure(table).maximum
     console = Console(width=max(Console().width, needed), soft_wrap=True)
     console.print(table)
+
+
+def print_lines(
+    head: Sequence[str], rows: Sequence[Sequence[object]], messages: Sequence[str]
+) -> None:
+    """Aligned columns, each row with its message below; ids stay whole at any width."""
+    table = [head, *([str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for number, cells in enumerate(table):
+        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        typer.echo(line.rstrip())
+        if number:
+            typer.echo(f"    {messages[number - 1][:200]}")
 
 
 @contextlib.contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from streams.cli.common import print_json, settings_of
+from streams.cli.common import print_json, print_lines, settings_of
 from streams.errors import DeadLetterError
 
 if TYPE_CHECKING:
@@ -274,7 +274,7 @@ def _print_groups(groups: Sequence[Group]) -> None:
         (g.stage, g.reason, g.letters, g.open, g.retried, g.dropped, show_time(g.last_ms))
         for g in groups
     ]
-    _print_lines(head, rows, [group.example for group in groups])
+    print_lines(head, rows, [group.example for group in groups])
 
 
 def _print_cases(cases: Sequence[Case]) -> None:
@@ -292,20 +292,7 @@ def _print_cases(cases: Sequence[Case]) -> None:
         )
         for c in cases
     ]
-    _print_lines(head, rows, [case.letter.message for case in cases])
-
-
-def _print_lines(
-    head: Sequence[str], rows: Sequence[Sequence[object]], messages: Sequence[str]
-) -> None:
-    """Aligned columns, each row with its message below; ids stay whole at any width."""
-    table = [head, *([str(cell) for cell in row] for row in rows)]
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for number, cells in enumerate(table):
-        line = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
-        typer.echo(line.rstrip())
-        if number:
-            typer.echo(f"    {messages[number - 1][:200]}")
+    print_lines(head, rows, [case.letter.message for case in cases])
 
 
 def _print_whole(entry: dict[str, Any]) -> None:

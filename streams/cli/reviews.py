@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 import typer
 
-from streams.cli.common import print_json, settings_of
+from streams.cli.common import print_json, print_lines, settings_of
 from streams.errors import RewardError
 from streams.reviews import RATER_ATTRIBUTE, Case
 from streams.settings import Settings
+from streams.times import show_time
 
 SHOWN_ID = 12
 """How much of a request's id is shown; it is enough to name it."""
@@ -199,28 +199,17 @@ def _plain(case: Case) -> dict[str, Any]:
 
 
 def _print(found: Sequence[Case]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table()
-    # Whole, or it could not be given to `decide`.
-    table.add_column("request", no_wrap=True, min_width=SHOWN_ID)
-    for name in ("asked (UTC)", "policy", "filter", "ratings", "reply", "reason", "state"):
-        table.add_column(name)
-    for case in found:
-        request = case.request
-        asked = datetime.fromtimestamp(request.event_time / 1_000, UTC)
-        cells = (
-            request.event_id[:SHOWN_ID],
-            f"{asked:%Y-%m-%d %H:%M}",
-            request.policy,
+    head = ("request", "asked (UTC)", "policy", "filter", "ratings", "reply", "state")
+    rows = [
+        (
+            case.request.event_id[:SHOWN_ID],
+            show_time(case.request.event_time),
+            case.request.policy,
             case.filter,
-            str(len(request.feedback_event_ids)),
-            request.turn_id,
-            request.reason.partition(SAME_IN_ALL)[0],
+            len(case.request.feedback_event_ids),
+            case.request.turn_id,
             case.state,
         )
-        # As they are: a user's name may look like markup.
-        table.add_row(*map(Text, cells))
-    Console().print(table)
+        for case in found
+    ]
+    print_lines(head, rows, [case.request.reason.partition(SAME_IN_ALL)[0] for case in found])
