@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 READY = "ready"
 """The event of the line that a process prints when it is ready."""
 
+WRONG_SETTINGS = 2
+"""The exit status of a process that cannot use its settings, as for wrong arguments."""
+
 
 def argument_parser(
     name: str, description: str, more: str | None = None
@@ -61,10 +64,10 @@ def report(error: ClawstreamError) -> int:
     """Show one of our errors as one message, for people.
 
     Returns:
-        The exit status: 2 if the settings cannot be used, as for wrong arguments, else 1.
+        The exit status: ``WRONG_SETTINGS`` if the settings cannot be used, else 1.
     """
     print(f"error: {error}", file=sys.stderr)
-    return 2 if isinstance(error, SettingsError) else 1
+    return WRONG_SETTINGS if isinstance(error, SettingsError) else 1
 
 
 def command_line(argv: Sequence[str] | None) -> list[str]:

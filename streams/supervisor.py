@@ -20,7 +20,7 @@ from typing import IO, Any
 import psutil
 
 from streams.errors import ClawstreamError
-from streams.process import READY
+from streams.process import READY, WRONG_SETTINGS
 from streams.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -179,9 +179,13 @@ class Supervisor:
             The names of what was started again.
 
         Raises:
-            ProcessError: A required one stopped more often than that; ends with its log's tail.
+            ProcessError: A required one stopped more often than that, or cannot use its settings,
+                which no restart would change; ends with its log's tail.
         """
         stopped = [child for child in self._children.values() if not child.alive]
+        for child in stopped:
+            if child.name not in OPTIONAL and _refuses_its_settings(child):
+                raise ProcessError(f"{child.name} cannot start:\n{tail(child)}")
         lasting = [child for child in stopped if child.restarts >= limit]
         for child in lasting:
             said = (
@@ -271,6 +275,13 @@ def _lines(child: Child) -> list[str]:
     with child.log_file.open("rb") as log:
         log.seek(child.log_start)
         return log.read().decode(errors="replace").splitlines()
+
+
+def _refuses_its_settings(child: Child) -> bool:
+    """Whether a process that stopped said so before it was ready (``streams.process.report``)."""
+    if child.process.returncode != WRONG_SETTINGS:
+        return False
+    return all(_ready_facts(line) is None for line in _lines(child) if line.startswith("{"))
 
 
 def _ready_facts(line: str) -> dict[str, Any] | None:

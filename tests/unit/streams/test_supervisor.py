@@ -52,6 +52,32 @@ def test_a_process_that_stops_is_started_again_up_to_a_limit(tmp_path: Path) -> 
     assert supervisor.children == {}
 
 
+def test_a_process_that_refuses_its_settings_is_not_started_again(tmp_path: Path) -> None:
+    config = tmp_path / "settings.yaml"
+    config.write_text("reward: {plugin_signals: {nobody: 0.1}}", encoding="utf-8")
+    supervisor = Supervisor(tmp_path, config)
+    supervisor.start("reward")
+    wait_until_stopped(supervisor, "reward")
+    with pytest.raises(ProcessError, match=r"reward cannot start:\n.*plugin_signals\.nobody"):
+        supervisor.restart_stopped(limit=5)
+    assert supervisor.children["reward"].restarts == 0
+    supervisor.stop()
+
+
+def test_the_status_of_wrong_settings_says_nothing_once_a_process_was_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = 'import sys; print(\'{"event": "ready"}\'); sys.exit(2)'
+    command = [sys.executable, "-c", code]
+    spawn = Supervisor._spawn
+    monkeypatch.setattr(Supervisor, "_spawn", lambda self, _, log: spawn(self, command, log))
+    supervisor = Supervisor(tmp_path, None)
+    supervisor.start("reward")
+    wait_until_stopped(supervisor, "reward")
+    assert supervisor.restart_stopped(limit=1) == ["reward"]
+    supervisor.stop()
+
+
 def test_a_restart_long_ago_is_forgiven(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor_module, "_FORGIVEN_AFTER_S", 0.0)
     supervisor = Supervisor(tmp_path, None)
