@@ -550,7 +550,7 @@ class Settings(BaseSettings):
     kafka: KafkaSettings = KafkaSettings()
     align: AlignSettings = AlignSettings()
     worker: WorkerSettings = WorkerSettings()
-    reward: RewardSettings = RewardSettings()
+    reward: RewardSettings = Field(default=RewardSettings(), validate_default=True)
     judge: JudgeSettings = JudgeSettings()
     model: ModelSettings = ModelSettings()
     learner: LearnerSettings = LearnerSettings()
@@ -571,16 +571,21 @@ class Settings(BaseSettings):
         # The file's values arrive as init arguments; the environment stands above them.
         return env_settings, init_settings
 
-    @model_validator(mode="after")
-    def _history_outlives_revisions(self) -> Self:
-        needed_ms = self.align.horizon_ms + self.align.settle_ms
-        if self.reward.history_ms < needed_ms:
+    @field_validator("reward")
+    @classmethod
+    def _history_outlives_revisions(
+        cls, reward: RewardSettings, others: ValidationInfo
+    ) -> RewardSettings:
+        align = others.data.get("align")
+        if align is not None and reward.history_ms < (
+            needed_ms := align.horizon_ms + align.settle_ms
+        ):
             raise ValueError(
-                f"reward.history_ms must be at least {needed_ms} (align.horizon_ms + "
-                f"align.settle_ms), not {self.reward.history_ms}: a revision would show ratings "
-                "that were held and are forgotten as new ones, and they would count"
+                f"history_ms must be at least {needed_ms} (align.horizon_ms + align.settle_ms), "
+                f"not {reward.history_ms}: a revision would show ratings that were held and are "
+                "forgotten as new ones, and they would count"
             )
-        return self
+        return reward
 
     @property
     def effective_registry_url(self) -> str:
@@ -729,7 +734,8 @@ def explain_error(
     for item in error.errors(include_input=False, include_url=False):
         place = (*outer, *item["loc"])
         name = ".".join(map(str, place)) or "(top level)"
-        lines.append(f"{_set_by(place, environ or {}) or where}: {name}: {_problem(item, place)}")
+        source = _set_by(place, environ or {}) or where + _partly_set_by(place, environ or {})
+        lines.append(f"{source}: {name}: {_problem(item, place)}")
     return "\n".join(lines)
 
 
@@ -741,6 +747,15 @@ def _set_by(place: tuple[Any, ...], environ: Mapping[str, str]) -> str | None:
         if found is not None and len(place) >= depth:
             return f"environment: {found}"
     return None
+
+
+def _partly_set_by(place: tuple[Any, ...], environ: Mapping[str, str]) -> str:
+    """The environment's names that set keys of the section at ``place``."""
+    if len(place) != 1:
+        return ""
+    start = f"{ENV_PREFIX}{place[0]}__".upper()
+    names = sorted(name for name in environ if name.upper().startswith(start))
+    return f" and the environment ({', '.join(names)})" if names else ""
 
 
 def _problem(item: Mapping[str, Any], place: tuple[Any, ...]) -> str:
