@@ -157,7 +157,12 @@ def as_lines(result: Comparison) -> list[str]:
         f"{result.segments} segments scored by both, {result.only_real} by the real one alone, "
         f"{result.only_shadow} by the shadow alone",
     ]
-    lines += _mixed("real", result.real) + _mixed("shadow", result.shadow)
+    lines += _mixed("real", result.real, "part of the difference is among themselves")
+    lines += _mixed(
+        "shadow",
+        result.shadow,
+        "give other settings a shadow of another name, or remove this one first",
+    )
     if not result.steps:
         return lines
     lines += [
@@ -172,14 +177,12 @@ def as_lines(result: Comparison) -> list[str]:
     return lines
 
 
-def _mixed(which: str, formulas: Sequence[str]) -> list[str]:
+def _mixed(which: str, formulas: Sequence[str], so: str) -> list[str]:
     """That a side was scored in several ways, as after a start with other settings."""
     if len(formulas) < 2:
         return []
-    return [
-        f"caution: the {which} rewards are of {len(formulas)} settings, mixed below; give other "
-        "settings a shadow of another name, or remove this one first"
-    ]
+    many = len(formulas)
+    return [f"caution: the {which} rewards are of {many} formulas or settings, mixed below; {so}"]
 
 
 __all__ = ["Comparison", "Difference", "app", "as_data", "as_lines", "compare"]

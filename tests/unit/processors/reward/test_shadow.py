@@ -92,7 +92,10 @@ def test_a_side_that_was_scored_in_two_ways_is_pointed_out() -> None:
     changed = OTHER.model_copy(update={"decay": 0.5})
     mixed = as_lines(compare(real, [scored("g1", OTHER), scored("g2", changed)]))
     (line,) = [line for line in mixed if line.startswith("caution")]
-    assert "the shadow rewards are of 2 settings" in line
+    assert "the shadow rewards are of 2 formulas or settings" in line
+    assert "a shadow of another name" in line
+    both = as_lines(compare([scored("g1", REAL), scored("g2", changed)], [scored("g1", OTHER)]))
+    assert any("the real rewards are of 2" in line for line in both)
     assert not any("caution" in line for line in as_lines(compare(real, [scored("g1", OTHER)])))
 
 
