@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import typer
 
-from streams.cli.common import print_json, settings_of
+from streams.cli.common import print_json, print_table, settings_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -41,7 +41,7 @@ def list_versions(
     if as_json:
         print_json([_as_dict(v) | {"is_live": live[v.policy] == v.version} for v in versions])
     elif versions:
-        _print_whole(_list_table(versions, live))
+        print_table(_list_table(versions, live))
     else:
         whose = "every policy" if policy is None else f"policy {policy!r}"
         typer.echo(f"no versions yet: {whose} answers with its base model")
@@ -80,7 +80,9 @@ def show_version(
             }
         )
     else:
-        _print(*_show_tables(found, is_live, history, lineage))
+        # Its paths are there to be copied.
+        print_table(_facts_table(found, is_live))
+        _print(*_show_tables(found, history, lineage))
 
 
 def _open_registry(ctx: typer.Context) -> AbstractContextManager[Registry]:
@@ -100,17 +102,6 @@ def _print(*tables: Table) -> None:
     console = Console()
     for table in tables:
         console.print(table)
-
-
-def _print_whole(table: Table) -> None:
-    """Print each row on one line of its own, whatever the width: for eyes and for ``grep``."""
-    from rich.console import Console
-    from rich.measure import Measurement
-
-    console = Console()
-    wide = console.options.update(max_width=10_000)
-    console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-    console.print(table, crop=False, no_wrap=True, overflow="ignore")
 
 
 def _list_table(versions: tuple[ModelVersion, ...], live: dict[str, int | None]) -> Table:
@@ -136,12 +127,10 @@ def _list_table(versions: tuple[ModelVersion, ...], live: dict[str, int | None])
 
 def _show_tables(
     version: ModelVersion,
-    is_live: bool,
     history: tuple[StatusChange, ...],
     lineage: tuple[SegmentUse, ...],
 ) -> list[Table]:
     tables = [
-        _facts_table(version, is_live),
         _history_table(history),
         _gate_table(version),
         _metrics_table(version),
@@ -149,16 +138,17 @@ def _show_tables(
     ]
     made_of = _made_of(version.attributes)
     if made_of:
-        tables.insert(3, _make_up_table(made_of))
+        tables.insert(2, _make_up_table(made_of))
     return tables
 
 
 def _facts_table(version: ModelVersion, is_live: bool) -> Table:
     from rich.table import Table
 
-    table = Table(title=f"{version.policy} version {version.version}", show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
+    title = f"{version.policy} version {version.version}"
+    table = Table(title=title, title_justify="left", box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
     facts = {
         "status": version.status.value + (" (live now)" if is_live else ""),
         "reason": version.reason,
