@@ -33,7 +33,12 @@ _AROUND = " \t\r*_`\"'“”$\\(){}<>[]"
 """What models put around a word or a number. No sign is among it, lest a -1 be read as a 1."""
 
 _MINUS = "\\-\N{MINUS SIGN}\N{HYPHEN}\N{EN DASH}\N{EM DASH}\N{FULLWIDTH HYPHEN-MINUS}"
-_NUMBER = re.compile(rf"(?P<sign>[+{_MINUS}]?) ?(?P<number>[01])")
+_NUMBER = re.compile(
+    rf"(?P<sign>[+{_MINUS}]?) ?(?P<number>[01])"
+    # What it means, or why, in words: with another number in it nobody knows which is meant.
+    rf"(?:[*_`]*\s+(?:[(\N{{FULLWIDTH LEFT PARENTHESIS}}]|[{_MINUS}]\s)\D*)?"
+)
+_VERDICT = re.compile(r"(?:(?:my|the|final|overall)\s+)*verdict", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,7 @@ def read_vote(answer: str) -> int:
 
 def _vote(line: str) -> int | None:
     word, _, number = line.replace("\N{FULLWIDTH COLON}", ":").partition(":")
-    if word.strip(_AROUND + "#|-").lower() != "verdict":
+    if _VERDICT.fullmatch(word.strip(_AROUND + "#|-")) is None:
         return None
     found = _NUMBER.fullmatch(number.lstrip(_AROUND).rstrip(_AROUND + ".!。"))
     if found is None:
