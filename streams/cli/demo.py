@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -65,13 +67,20 @@ def demo(
     console.print(conclusion(summary, taste_of(settings)))
     console.print(
         f"Data and logs: {demo_folder(settings)} (make clean removes them)\n"
-        f"What a version learned from: clawstream -c {demo_config(settings)} versions show 1",
+        f"What a version learned from: {_command()} -c {demo_config(settings)} versions show 1",
         soft_wrap=True,
         highlight=False,
         markup=False,
     )
     if json_file is not None:
         _write(json_file, json.dumps(asdict(summary), indent=2) + "\n")
+
+
+def _command() -> str:
+    """What to type for this program: `make demo` runs it from where no shell finds its name."""
+    found = shutil.which("clawstream")
+    here = found is not None and Path(found).resolve() == Path(sys.argv[0]).resolve()
+    return "clawstream" if here else sys.argv[0]
 
 
 def _write(path: Path, text: str) -> None:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from streams.cli import main
 from streams.cli.common import print_table
+from streams.cli.demo import _command
 from streams.cli.topics import _line
 from streams.cli.versions import _facts_table, _list_table, _show_tables
 from streams.contracts import VersionStatus
@@ -165,3 +166,16 @@ def test_where_no_node_runs_the_same_folder_is_proposed(
     with pytest.raises(SystemExit):
         main(["-c", config(tmp_path), "kafka", "status", "--data-dir", str(folder)])
     assert f"clawstream kafka up --data-dir '{folder}'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("on_path", "named"), [(True, "clawstream"), (False, "run/clawstream")])
+def test_the_demo_names_itself_as_a_shell_finds_it(
+    on_path: bool, named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "run" / "clawstream"
+    program.parent.mkdir()
+    program.touch(mode=0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["run/clawstream", "demo"])
+    monkeypatch.setenv("PATH", str(program.parent if on_path else tmp_path))
+    assert _command() == named
