@@ -2,10 +2,10 @@
 
 A feature is there or not; its name says what it is, and the weights of ``learned.json`` are by
 name. Of the turn: its words, pairs of words, their beginnings and ends, the first word of each
-clause, classes of words (``CLASSES_EN``, ``CLASSES_ZH``); of Chinese its characters, alone and two
-in a row. Of turn and reply together: how much of the turn the reply says too, and whether there is
-another number, day or name in it, and the order of what is the reply's, what is not, and small
-words (``_shape_en``, ``_shape_zh``).
+clause, classes of words (``CLASSES_EN``, ``CLASSES_ZH``) and of phrases (``PHRASES_EN``,
+``PHRASES_ZH``); of Chinese its characters, alone and two in a row. Of turn and reply together: how
+much of the turn the reply says too, and whether there is another number, day or name in it, and
+the order of what is the reply's, what is not, and small words (``_shape_en``, ``_shape_zh``).
 
 Names in English: ``help`` a word, ``help me`` two in a row (``^`` and ``$`` are the ends),
 ``help-`` and ``-ful`` beginning and end, ``.help`` first in a clause and ``^help`` first of all,
@@ -150,6 +150,85 @@ CLASSES_ZH = {
         " 好不好"
     ),
 }
+PHRASES_EN = {
+    "QUESTION": re.compile(
+        r"(?:^|[,.;!?] )(?:(?:and|so|but|ok|okay|hm+|lol|then|wait|thanks|great|now|also|oh|well"
+        r"|sorry)[ ,]+)*"
+        r"(?:what|what's|whats|how|how's|why|when|who|who's|which|is|are|does|do|did|can|could"
+        r"|should|will|was|were|would|where|where's|any|has|have)\b"
+        r"(?! (?:you |i |we )?(?:please|said|asked))"
+    ),
+    "RETORT": re.compile(
+        r"\?\?|\b(?:isn't|aren't|wasn't|weren't|doesn't|don't|didn't|shouldn't|isnt|arent|doesnt"
+        r"|surely|can't be)\b[^?.]*\?"
+        r"|where(?:'d| did) (?:you|that|the|this)|since when|how come|which is it|really\?"
+        r"|wh(?:y|o|at|ere) (?:did|do|are|is|would|were|have|'d|made|told|asked|said)\b[^?]{0,12}"
+        r"\byou|how (?:is|can|could|did)\b[^?]{0,8}(?:that|this|it|you)\b|says who"
+        r"|who (?:said|asked|told)|are you (?:sure|kidding)|i thought\b|what happened to"
+    ),
+    "CREDIT": re.compile(
+        r"\b(?:as|like|what|the \w+|way|how) (?:you|u)(?:'d| had)? (?:said|told|suggested|mentioned"
+        r"|described|gave|wrote|showed|recommended|pointed)"
+        r"|\b(?:your|ur) (?:tip|idea|trick|advice|hints?|suggestion|way|version|method|explanation"
+        r"|steps|fix|recipe|wording|notes|timing)"
+        r"|\byou (?:were right|nailed|saved|rock|deserve)"
+        r"|(?:good|great|nice) (?:catch|call|tip|thinking|shout|idea)|right call"
+    ),
+    "MATCH": re.compile(
+        r"\b(?:match(?:es|ed)?|agrees?|squares with|tall(?:y|ies)|lines up|adds up|spot on"
+        r"|same (?:number|answer|figure|thing|result|amount|price|total)|(?:exactly|just) what"
+        r"|to the (?:penny|cent|letter|dot|point|minute|word)|that'?s (?:the one|it))\b"
+    ),
+    "PRAISE": re.compile(
+        r"\b(?:she|he|they|boss|teacher|prof|professor|editor|inspector|client|customer|wife"
+        r"|husband|mom|mum|dad|mother|father|daughter|son|kids?|everyone|everybody|crowd|guests?"
+        r"|judge|advisor|supervisor|doctor|vet|nurse|lawyer|mechanic|landlord|landlady|accountant"
+        r"|board|class|audience|guy|colleagues?|girlfriend|boyfriend|friends?|neighbou?rs?"
+        r"|students?|manager|team|family|group|grandma|grandpa|coach|examiner|reviewers?)\b"
+        r"[^,.;]{0,30}\b(?:loved|liked|laughed|cried|said (?:yes|it's|it was|that's)|accepted"
+        r"|approved|passed|signed|agreed|complimented|praised|asked for|nodded|got it|finally"
+        r"|impressed|happy|thrilled|delighted|raved|clapped|smiled|thanked|ate|devoured"
+        r"|understood|wants?|wanted)\b"
+    ),
+    "RESULT": re.compile(
+        r"\b(?:finally|works|worked|working|fixed|solved|passed|gone|no more|at last|first try"
+        r"|green|runs|ran|builds|compiles|stopped|ordered|printed|posted|sent|filed|booked|signed"
+        r"|saved|in one go|success|sorted|cleared|healed|fits)\b"
+    ),
+}
+"""What turns ask, object, credit, compare and report in: each is a feature where it is found."""
+
+PHRASES_ZH = {
+    "QUESTION": re.compile(
+        r"哪(?:一?[年天个种家里位些款本首部]|儿|里)|为什么|为啥|几[点年岁个天号次]|多[少久大长远高重]"
+        r"|什么时候|[有能是要可会]不[有能是要可会]|有没有|[吗呢么不]\??$|怎么(?:办|弄|做|用|说|读|走|去|样)"
+        r"|怎么写的|啥[时意]|是什么|什么意思|如何|来着"
+    ),
+    "RETORT": re.compile(
+        r"(?:怎么|怎|咋)(?:会|能|变|成|还|又|写|是|给|就|没|也|都|可能|搞|整|翻|排|把|行|跑)"
+        r"|哪(?:来|有|要|门子|能|会|是|叫|算)|凭[啥什]|什么叫|叫啥|谁(?:要|让|叫|说|看|家|跟)|何来"
+    ),
+    "CREDIT": re.compile(
+        r"[按照跟听用依同][你您]|[你您](?:那|这)?个?[^,。]{0,4}(?:说|给|教|编|写|讲|算|改|推荐|列|提醒|划|画)的"
+        r"|[你您]那|[这那]招|这版|那句|多亏|果然|原来|还真|真[行管灵神准好]"
+    ),
+    "MATCH": re.compile(
+        r"对得?上|一[模分毫个][^,。]{0,2}[样差]|不差|[跟和同][^,。]{1,10}一样|符合|吻合|没[错误]|[正刚]好"
+    ),
+    "PRAISE": re.compile(
+        r"(?:老师|医生|大夫|律师|老板|领导|客户|客人|客服|甲方|面试官|教授|婆|妈|爸|媳妇|老婆|老公|师傅|柜台"
+        r"|主任|教练|同事|同学|邻居|买家|卖家|物业|导师|裁判|孩子|娃|老人|爷|奶|家里|全家|大家|台下|都|人家"
+        r"|对方|他|她)[^,。]{0,8}(?:夸|赞|点头|喜欢|满意|同意|批了|看懂|听懂|爱|抢|笑|吃光|没一?个|认了"
+        r"|说[^,。]{0,3}(?:好|对|行|专业|自然|顺|清|有|规范|地道|一样|靠谱)|讲[^,。]{0,2}(?:一样|的一)"
+        r"|给了?[^,。]{0,3}[满甲优a高大])"
+    ),
+    "RESULT": re.compile(
+        r"(?:不|没再?|没有)[^,。]{1,4}了|(?:好|过|成|通|亮|行|顺|退|消|灭|稳|起来|出来|下来|上去|跑|到账|签|收"
+        r"|中)了|跑通|通过|搞定|满分|录取|绿灯|全过"
+    ),
+}
+"""The same in Chinese, as ``signals.normalise`` and ``_spoken`` make it."""
+
 _KINDS_EN = {
     word: tuple(name for name, words in CLASSES_EN.items() if word in words.split())
     for word in " ".join(CLASSES_EN.values()).split()
@@ -335,6 +414,7 @@ def _english(plain: str, text: str, reply: str) -> set[str]:
                 first.append(word)
     found.add(f"clauses={min(4, clauses)}")
     found.add(f"length={_step(len(tokens), _LENGTHS_EN)}")
+    found.update([name for name, phrase in PHRASES_EN.items() if phrase.search(plain)])
     if first:
         found.add(f"^{first[0].token}")
         found.add(f"^{first[0].kind}")
@@ -445,6 +525,7 @@ def _chinese(plain: str, text: str, reply: str) -> set[str]:
     parts = [part for part in _BREAK_ZH.split(plain) if part]
     found.add(f"clauses={min(4, len(parts))}")
     found.add(f"length={_step(len(plain), _LENGTHS_ZH)}")
+    found.update([name for name, phrase in PHRASES_ZH.items() if phrase.search(plain)])
     if "ASK" in kinds and parts and not _ASKS_ZH.isdisjoint(_grams_of(parts[-1])):
         found.add("ASK$")
     if reply:
@@ -524,6 +605,8 @@ __all__ = [
     "CLASSES_EN",
     "CLASSES_ZH",
     "MAX_CHARS",
+    "PHRASES_EN",
+    "PHRASES_ZH",
     "features",
     "spans_of",
 ]

@@ -44,7 +44,7 @@ from streams.contracts import (
 from streams.outcomes import NAME_ATTRIBUTE
 from streams.settings import RewardSettings
 
-FORMULA_ID = "composite-6"
+FORMULA_ID = "composite-7"
 """Name and version of these formulas; changes whenever equal input may score differently."""
 
 REPEATED_ATTRIBUTE = "repeated"
