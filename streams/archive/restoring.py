@@ -93,7 +93,7 @@ class Restorer:
         from confluent_kafka import KafkaException
 
         from streams.kafka.admin import Admin
-        from streams.kafka.clients import resolve_bootstrap
+        from streams.kafka.clients import describe_error, resolve_bootstrap
 
         self._check_gaps(self._archive.breaks(topic), allow_gaps)
         self._archive.check(topic)
@@ -103,7 +103,8 @@ class Restorer:
         try:
             return self._fill(bootstrap, topic, into)
         except KafkaException as error:
-            raise BrokerError(f"cannot restore into {into} at {bootstrap}: {error}") from error
+            told = describe_error(error.args[0], bootstrap)
+            raise BrokerError(f"cannot restore into {into}: {told}") from error
 
     def _check_gaps(self, found: list[Break], allow_gaps: bool) -> None:
         lost = [item for item in found if item.kind == "gap"]

@@ -114,7 +114,7 @@ class Archiver:
         """
         from confluent_kafka import KafkaException
 
-        from streams.kafka.clients import make_consumer, resolve_bootstrap
+        from streams.kafka.clients import describe_error, make_consumer, resolve_bootstrap
 
         bootstrap = resolve_bootstrap(self._settings)
         with ExitStack() as stack:
@@ -136,7 +136,8 @@ class Archiver:
                 with self._files(folders, sources, starts, same) as files:
                     self._consume(consumer, files, starts, same, once=once, is_stopping=is_stopping)
             except KafkaException as error:
-                raise BrokerError(f"cannot archive from {bootstrap}: {error}") from error
+                told = describe_error(error.args[0], bootstrap)
+                raise BrokerError(f"cannot archive: {told}") from error
 
     @contextmanager
     def _files(

@@ -77,7 +77,8 @@ def publish(settings: Settings, envelopes: Sequence[Envelope]) -> None:
             except BufferError:
                 producer.poll(0.1)
             except KafkaException as error:
-                raise BrokerError(f"Kafka refused a record of {envelope.topic}: {error}") from error
+                told = error.args[0].str()
+                raise BrokerError(f"Kafka refused a record of {envelope.topic}: {told}") from error
     unsent = producer.flush(30)
     if unsent or failures:
         raise BrokerError(

@@ -71,7 +71,7 @@ def read_letters(
     """
     from confluent_kafka import KafkaException
 
-    from streams.kafka.clients import make_consumer, resolve_bootstrap
+    from streams.kafka.clients import describe_error, make_consumer, resolve_bootstrap
 
     bootstrap = resolve_bootstrap(settings)
     consumer = make_consumer(settings.kafka, bootstrap, group=GROUP, auto_offset_reset="error")
@@ -82,7 +82,8 @@ def read_letters(
                 place = _place(message, wanted[0].topic)
                 yield place, _decoded(message, codec, place)
     except KafkaException as error:
-        raise BrokerError(f"cannot read dead letters at {bootstrap}: {error}") from error
+        told = describe_error(error.args[0], bootstrap)
+        raise BrokerError(f"cannot read dead letters: {told}") from error
     finally:
         consumer.close()
 

@@ -82,7 +82,7 @@ def read_messages(
     """Every message of a topic; see ``read_records``."""
     from confluent_kafka import KafkaException
 
-    from streams.kafka.clients import make_consumer, resolve_bootstrap
+    from streams.kafka.clients import describe_error, make_consumer, resolve_bootstrap
 
     bootstrap = resolve_bootstrap(settings)
     consumer = make_consumer(
@@ -91,7 +91,8 @@ def read_messages(
     try:
         yield from _read(consumer, topic, since_ms)
     except KafkaException as error:
-        raise BrokerError(f"cannot read {topic} at {bootstrap}: {error}") from error
+        told = describe_error(error.args[0], bootstrap)
+        raise BrokerError(f"cannot read {topic}: {told}") from error
     finally:
         consumer.close()
 

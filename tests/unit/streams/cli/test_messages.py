@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException
 from rich.console import Console
 
 from streams.cli import main
@@ -179,3 +181,29 @@ def test_the_demo_names_itself_as_a_shell_finds_it(
     monkeypatch.setattr("sys.argv", ["run/clawstream", "demo"])
     monkeypatch.setenv("PATH", str(program.parent if on_path else tmp_path))
     assert _command() == named
+
+
+class Away:
+    """A consumer whose broker does not answer."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("command", ["dlq list", "reviews list", "export sft --out -"])
+def test_a_kafka_that_is_away_is_said_in_words(
+    command: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("streams.kafka.clients.make_consumer", lambda *_, **__: Away())
+    kafka = "kafka: {bootstrap_servers: 'nowhere:9092'}"
+    assert main(["-c", config(tmp_path, kafka), *command.split()]) == 1
+    said = capsys.readouterr().err
+    assert "Kafka at nowhere:9092" in said
+    assert "check the address and that Kafka runs" in said
+    assert "KafkaError{" not in said
