@@ -83,6 +83,7 @@ class JudgeService:
         self._room = asyncio.Semaphore(settings.concurrency)
         self._breaker = Breaker(settings.breaker_failures, settings.breaker_pause_ms / 1_000)
         self._why_away = ""
+        self._ever_answered = False
 
     async def judge(self, segment: TrajectorySegment) -> tuple[FeedbackEvent, ...]:
         """A judgement for each reply of ``segment`` that has none: a verdict, or why not."""
@@ -144,7 +145,12 @@ class JudgeService:
         except JudgeBusyError as error:
             self._rest(error)
             raise
-        except JudgeRefusedError:
+        except JudgeRefusedError as error:
+            if not self._ever_answered:
+                # It may refuse every question, for a parameter that its model does not know: that
+                # must not be taken for so many questions that have no verdict.
+                self._failed(str(error))
+                raise JudgeError(str(error)) from error
             self._answered()
             raise
         except OURS:
@@ -161,6 +167,7 @@ class JudgeService:
                 why = str(error)
             self._failed(why)
             raise JudgeError(why) from error
+        self._ever_answered = True
         self._answered()
         return answer
 

@@ -274,16 +274,31 @@ async def test_a_question_that_is_refused_is_asked_once_and_closes_no_door(
     cache: VerdictCache,
 ) -> None:
     def answer(number: int) -> str:
-        if number <= 3:
+        if 1 < number <= 4:
             raise JudgeRefusedError("BadRequestError: too long")
         return "VERDICT: 1"
 
     judge = Judge(answer)
     bench = Bench(judge, cache, votes=1, tries=5, concurrency=1, breaker_failures=2)
-    events = await bench.judge("a1", "a2", "a3", "a4")
-    assert [event.value for event in events] == [None, None, None, 1.0]
-    assert events[0].text == "BadRequestError: too long"
-    assert (judge.asked, bench.time.slept) == (4, [])
+    events = await bench.judge("a0", "a1", "a2", "a3", "a4")
+    assert [event.value for event in events] == [1.0, None, None, None, 1.0]
+    assert events[1].text == "BadRequestError: too long"
+    assert (judge.asked, bench.time.slept) == (5, [])
+
+
+async def test_a_judge_that_refuses_everything_from_the_start_costs_no_verdict(
+    cache: VerdictCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answer(number: int) -> str:
+        if number <= 12:
+            raise JudgeRefusedError("BadRequestError: no parameter max_tokens")
+        return "VERDICT: 1"
+
+    bench = Bench(Judge(answer), cache, votes=3, tries=2, breaker_failures=3)
+    events = await bench.judge("a1", "a2", "a3")
+    assert [event.value for event in events] == [1.0] * 3
+    assert "left alone for 60000 ms: BadRequestError: no parameter max_tokens" in caplog.text
+    assert bench.outcomes("failed") == 0
 
 
 async def test_the_log_says_why_the_judge_is_left_alone(
