@@ -50,6 +50,7 @@ _FILLER_EN = (
 )
 _FILLER_ZH = (
     "请的了吗呢吧啊呀我你您帮给再来个继续是好说遍能可以想要知道告诉问么那就还该用放嘛喔哦呗急只会"
+    "得需须从这"
 )
 _FILLER = frozenset(_FILLER_EN.split()) | frozenset(_FILLER_ZH)
 """Words that may differ, come or go without making it another question."""
@@ -69,6 +70,17 @@ _SAME_WORDS = (
     ("怎么搞", "怎么"),
     ("啥", "什么"),
     ("多少钱", "多少"),
+    ("价格", "多少"),
+    ("价钱", "多少"),
+    ("多长时间", "多久"),
+    *((word, "何时") for word in ("什么时候", "啥时候", "几时", "几点")),
+    ("为何", "为什么"),
+    *((word, "丢") for word in ("遗失", "丢失", "弄丢")),
+    ("报销", "报账"),
+    ("购买", "买"),
+    ("维修", "修"),
+    ("修理", "修"),
+    *((word, "天") for word in ("每天", "一天", "每日")),
     ("哪里", "哪"),
     ("哪儿", "哪"),
     *(
@@ -78,6 +90,30 @@ _SAME_WORDS = (
     ("有没有", "有"),
     *((word, "") for word in ("一下", "一个", "一遍", "一本", "一首", "一些", "一点", "合适")),
 )
+_SYNONYMS = {
+    word: first
+    for first, *others in (
+        ("buy", "purchase", "buying", "purchasing"),
+        ("fix", "repair", "mend", "fixed", "repaired", "mended", "repairing", "fixing"),
+        ("price", "cost", "costs", "prices", "how much is", "how much are"),
+        ("when", "at what time", "what time"),
+        ("what", "how much does", "how much do"),
+        ("child", "kid", "kids", "children"),
+        ("start", "begin", "begins", "starts"),
+        ("end", "finish", "finishes", "ends"),
+        ("close", "shut", "shuts", "closes"),
+        ("phone", "mobile", "cellphone"),
+        ("mom", "mum", "mother"),
+        ("picture", "photo", "pic"),
+        ("film", "movie"),
+        ("store", "shop"),
+        ("allowed", "permitted"),
+    )
+    for word in others
+}
+"""The first of words that mean the same, of each of the others."""
+
+_SYNONYM = re.compile(r"\b(?:" + "|".join(sorted(_SYNONYMS, key=len, reverse=True)) + r")\b")
 _AGAIN = re.compile(
     r"\b(?:or not?|yes or no|(?:once|one) more(?: time)?"
     r"|let me (?:try|ask|rephrase|repeat)[^:,.?!]*|(?:please )?just (?:tell|answer)(?: me)?"
@@ -135,6 +171,8 @@ class _Clause:
         if not text.isascii():
             for variant, word in _SAME_WORDS:
                 text = text.replace(variant, word)
+        else:
+            text = _SYNONYM.sub(lambda hit: _SYNONYMS[hit.group()], text)
         text = _EMPHASIS.sub(" ", _AGAIN.sub(" ", text))
         return tokens_of(text.replace("'", ""))[:MAX_TOKENS]
 
