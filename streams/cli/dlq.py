@@ -296,10 +296,14 @@ def _print_cases(cases: Sequence[Case]) -> None:
 
 
 def _print_whole(entry: dict[str, Any]) -> None:
+    from streams.times import show_time
+
     for name, value in entry.items():
-        shown = (
-            json.dumps(value, ensure_ascii=False, indent=2) if isinstance(value, dict) else value
-        )
+        shown = value
+        if isinstance(value, dict):
+            shown = json.dumps(value, ensure_ascii=False, indent=2)
+        elif name in ("time", "timestamp") and value is not None:
+            shown = f"{show_time(value)} UTC"
         typer.echo(f"{name + ':':16}{'-' if value in (None, [], {}) else shown}")
 
 

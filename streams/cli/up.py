@@ -71,6 +71,8 @@ def _run(settings: Settings, run_dir: Path, config: Path | None) -> None:
                 supervisor.stop()
             if ours:
                 stop_kafka(kafka_dir)
+            elif embedded:
+                typer.echo("Kafka ran before and goes on; `clawstream kafka down` stops it")
 
 
 def _start_kafka(settings: Settings) -> None:

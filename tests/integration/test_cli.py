@@ -123,7 +123,11 @@ def test_a_broker_that_ran_before_goes_on_afterwards(
     folder: Path, up: Callable[[], subprocess.Popen[bytes]]
 ) -> None:
     before = start_kafka(folder)
-    assert end(up()) == 0
+    process = up()
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0
+    assert b"`clawstream kafka down` stops it" in said
     assert kafka_status(folder) == before
 
 

@@ -12,6 +12,7 @@ from rich.console import Console
 from streams.cli import main
 from streams.cli.common import print_table
 from streams.cli.demo import _command
+from streams.cli.dlq import _print_whole
 from streams.cli.topics import _line
 from streams.cli.versions import _facts_table, _list_table, _show_tables
 from streams.contracts import VersionStatus
@@ -207,3 +208,12 @@ def test_a_kafka_that_is_away_is_said_in_words(
     assert "Kafka at nowhere:9092" in said
     assert "check the address and that Kafka runs" in said
     assert "KafkaError{" not in said
+
+
+def test_a_letters_times_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    _print_whole({"time": 1_700_000_000_000, "timestamp": None, "bytes": 5, "attributes": {"a": 1}})
+    assert capsys.readouterr().out.splitlines()[:3] == [
+        "time:           2023-11-14 22:13:20 UTC",
+        "timestamp:      -",
+        "bytes:          5",
+    ]
