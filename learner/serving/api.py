@@ -13,7 +13,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -41,6 +40,7 @@ from streams.errors import (
     ServingError,
     UnknownModelError,
 )
+from streams.registry.artifacts import local_path
 
 VERSION_HEADER = "X-Clawstream-Policy-Version"
 CLIENT_GONE = 499
@@ -142,7 +142,7 @@ def _add_adapters(app: FastAPI, server: Server) -> None:
         fields = parse_object(await request.body())
         name, path = _text(fields, "lora_name"), _text(fields, "lora_path")
         version = _version_in(name, server.table.policy)
-        await asyncio.to_thread(server.table.load, version, Path(path))
+        await asyncio.to_thread(server.table.load, version, local_path(path))
         return PlainTextResponse(f"Success: LoRA adapter '{name}' added successfully.")
 
     @app.post("/v1/unload_lora_adapter")

@@ -290,7 +290,9 @@ def _plugins(scored: ScoredSegment) -> Iterator[str]:
 
 
 def _verdict(scored: ScoredSegment) -> str:
-    return "trained on" if scored.trainable else f"not trained on: {scored.untrainable_reason}"
+    return (
+        "can be trained on" if scored.trainable else f"not trained on: {scored.untrainable_reason}"
+    )
 
 
 def _step(number: int, step: Step, reward: StepReward, other: StepReward | None) -> Iterator[str]:

@@ -53,7 +53,7 @@ class ArtifactStore:
         Raises:
             ArtifactError: The URL is no folder's, or the folder cannot be made.
         """
-        root = _local_path(url)
+        root = local_path(url)
         try:
             root.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -166,7 +166,7 @@ class ArtifactStore:
         Raises:
             ArtifactError: It is not in this store, or cannot be removed.
         """
-        path = _local_path(uri)
+        path = local_path(uri)
         if self._root.absolute() not in path.absolute().parents:
             raise ArtifactError(f"{path} is not in the artifact folder {self._root}")
         if path.exists():
@@ -188,7 +188,7 @@ def verify(uri: str, files: Mapping[str, str]) -> Path:
     Raises:
         ArtifactError: A file is missing, damaged or outside the folder; the message names it.
     """
-    folder = _local_path(uri)
+    folder = local_path(uri)
     for name, expected in sorted(files.items()):
         _verify_file(folder, name, expected)
     return folder
@@ -213,15 +213,20 @@ def _verify_file(folder: Path, name: str, expected: str) -> None:
         )
 
 
-def _local_path(url: str) -> Path:
+def local_path(url: str) -> Path:
+    """The folder at a ``file://`` URL or plain path.
+
+    Raises:
+        ArtifactError: It is somewhere else.
+    """
     parts = urlsplit(url)
     if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path:
         return Path(unquote(parts.path))
     if parts.scheme == "" and url:
         return Path(url).absolute()
     raise ArtifactError(
-        f"{parts.scheme}:// is no place for artifacts here: ARTIFACTS_URL must be a folder, "
-        "such as file:///var/lib/clawstream/artifacts (mount remote storage there)"
+        f"{parts.scheme}:// is no place for artifacts here: it must be a folder, such as "
+        "ARTIFACTS_URL=file:///var/lib/clawstream/artifacts (mount remote storage there)"
     )
 
 

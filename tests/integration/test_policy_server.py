@@ -264,8 +264,11 @@ def test_paths_that_are_not_there_are_refused_the_openai_way(
     assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_adapters_come_and_go_as_with_vllm(server: Running, adapters: list[Adapter]) -> None:
-    load = {"lora_name": "default-v1", "lora_path": str(adapters[0].folder)}
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_adapters_come_and_go_as_with_vllm(
+    server: Running, adapters: list[Adapter], scheme: str
+) -> None:
+    load = {"lora_name": "default-v1", "lora_path": f"{scheme}{adapters[0].folder}"}
     assert httpx.post(f"{server.url}/v1/load_lora_adapter", json=load).status_code == 200
     models = {model.id: model.model_dump() for model in server.client.models.list()}
     assert models["tiny-random"]["parent"] is None

@@ -62,7 +62,7 @@ def test_everything_that_made_a_reward_is_printed() -> None:
         "segment s1, revision 0",
         "policy default, user u1, session session-1",
         "formula composite-",
-        "trained on",
+        "can be trained on",
         "user: How do I reset my password?",
         "step 1, reply a1: An answer.",
         "then the user: Please answer in French",
