@@ -95,7 +95,8 @@ def _start(supervisor: Supervisor, settings: Settings, run_dir: Path) -> None:
     for name in processes:
         supervisor.start(name)
     typer.echo("loading the base model (the first time it is converted, half a minute)")
-    for name in ("serve", "gateway"):
+    # The gateway first: whether its port is free is known long before the model is loaded.
+    for name in ("gateway", "serve"):
         facts = supervisor.wait_ready(name, _READY_S)
         typer.echo(f"{name}: {facts['url']}")
     typer.echo("ready; stop with Ctrl-C")

@@ -14,11 +14,13 @@ from streams.cli.common import print_table
 from streams.cli.demo import _command
 from streams.cli.dlq import _print_whole
 from streams.cli.topics import _line
+from streams.cli.up import _start
 from streams.cli.versions import _facts_table, _list_table, _show_tables
 from streams.contracts import VersionStatus
 from streams.demo.run import Demo
 from streams.lag import groups
-from streams.supervisor import sole_user
+from streams.settings import Settings
+from streams.supervisor import ProcessError, Supervisor, sole_user
 from streams.topics import Change, ChangeKind
 from tests.unit.streams.registry.builders import version
 
@@ -217,3 +219,19 @@ def test_a_letters_times_are_for_people(capsys: pytest.CaptureFixture[str]) -> N
         "timestamp:      -",
         "bytes:          5",
     ]
+
+
+class WithoutPort(Supervisor):
+    """A gateway that cannot listen, beside a model that takes long to load."""
+
+    def start(self, name: str, *arguments: str) -> Any:
+        return None
+
+    def wait_ready(self, name: str, timeout_s: float) -> dict[str, Any]:
+        assert name == "gateway"
+        raise ProcessError("gateway stopped with status 2")
+
+
+def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
+    with pytest.raises(ProcessError, match="status 2"):
+        _start(WithoutPort(tmp_path, None), Settings(), tmp_path)
