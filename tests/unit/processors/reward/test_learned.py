@@ -77,9 +77,9 @@ def test_precision_and_recall_on_cases_left_out(
 
 
 UNTUNED = {
-    Signal.CORRECTION: (0.85, 0.5),
-    Signal.DIRECTIVE: (0.8, 0.8),
-    Signal.CONFIRMATION: (0.85, 0.6),
+    Signal.CORRECTION: (0.9, 0.55),
+    Signal.DIRECTIVE: (0.85, 0.85),
+    Signal.CONFIRMATION: (0.9, 0.65),
     Signal.REPETITION: (1.0, 0.5),
 }
 """Least precision and recall on cases that nothing was tuned on. The goal is 0.9 and 0.8."""
