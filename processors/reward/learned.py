@@ -18,6 +18,7 @@ from importlib import resources
 import msgspec
 
 from processors.reward.features import features, spans_of
+from processors.reward.features import prepare as prepare_features
 from processors.reward.rules import Signal
 
 FILE = "learned.json"
@@ -108,8 +109,9 @@ def _ready() -> Mapping[str, _Ready]:
 
 
 def prepare() -> None:
-    """Read the file now, unless it has been read."""
+    """Read the file and make its features ready now, unless it has been done."""
     _ready()
+    prepare_features()
 
 
 def ruled(words: str, plain: str) -> int:
