@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from processors.reward.contrast import (
     STOP_ZH,
@@ -31,7 +31,6 @@ from processors.reward.contrast import (
     predicate_zh,
     stem,
 )
-from processors.reward.gate import Gate
 
 MAX_CHARS = 200
 """Longer turns tell stories, or paste something: nothing was learned about them."""
@@ -230,26 +229,6 @@ PHRASES_ZH = {
 }
 """The same in Chinese, as ``signals.normalise`` and ``_spoken`` make it."""
 
-
-class _Phrases:
-    """Classes of phrases, all looked for at once.
-
-    Args:
-        classes: By name.
-    """
-
-    def __init__(self, classes: Mapping[str, re.Pattern[str]]) -> None:
-        self._classes = tuple(classes.items())
-        self.gate = Gate([phrase.pattern for phrase in classes.values()])
-
-    def found(self, plain: str) -> list[str]:
-        """The names of those in a turn."""
-        possible = [self._classes[number] for number in self.gate.possible(plain)]
-        return [name for name, phrase in possible if phrase.search(plain) is not None]
-
-
-_PHRASES_EN, _PHRASES_ZH = _Phrases(PHRASES_EN), _Phrases(PHRASES_ZH)
-
 _KINDS_EN = {
     word: tuple(name for name, words in CLASSES_EN.items() if word in words.split())
     for word in " ".join(CLASSES_EN.values()).split()
@@ -306,12 +285,6 @@ _REQUESTS = (
 _MARKS = tuple((mark, f"reply has {mark}") for mark in ("!", "！", "(", "1.", "def "))
 _LENGTHS_EN = (1, 2, 4, 7, 12, 20)
 _LENGTHS_ZH = (3, 6, 10, 15, 23, 39)
-
-
-def prepare() -> None:
-    """Make ready what a turn is looked through with: a quarter of a second, once in a process."""
-    _PHRASES_EN.gate.prepare()
-    _PHRASES_ZH.gate.prepare()
 
 
 def features(plain: str, text: str, reply: str) -> tuple[str, set[str]]:
@@ -441,7 +414,7 @@ def _english(plain: str, text: str, reply: str) -> set[str]:
                 first.append(word)
     found.add(f"clauses={min(4, clauses)}")
     found.add(f"length={_step(len(tokens), _LENGTHS_EN)}")
-    found.update(_PHRASES_EN.found(plain))
+    found.update([name for name, phrase in PHRASES_EN.items() if phrase.search(plain)])
     if first:
         found.add(f"^{first[0].token}")
         found.add(f"^{first[0].kind}")
@@ -552,7 +525,7 @@ def _chinese(plain: str, text: str, reply: str) -> set[str]:
     parts = [part for part in _BREAK_ZH.split(plain) if part]
     found.add(f"clauses={min(4, len(parts))}")
     found.add(f"length={_step(len(plain), _LENGTHS_ZH)}")
-    found.update(_PHRASES_ZH.found(plain))
+    found.update([name for name, phrase in PHRASES_ZH.items() if phrase.search(plain)])
     if "ASK" in kinds and parts and not _ASKS_ZH.isdisjoint(_grams_of(parts[-1])):
         found.add("ASK$")
     if reply:
@@ -635,6 +608,5 @@ __all__ = [
     "PHRASES_EN",
     "PHRASES_ZH",
     "features",
-    "prepare",
     "spans_of",
 ]

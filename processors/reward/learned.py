@@ -18,7 +18,6 @@ from importlib import resources
 import msgspec
 
 from processors.reward.features import features, spans_of
-from processors.reward.features import prepare as prepare_features
 from processors.reward.rules import Signal
 
 FILE = "learned.json"
@@ -109,9 +108,8 @@ def _ready() -> Mapping[str, _Ready]:
 
 
 def prepare() -> None:
-    """Read the file and make its features ready now, unless it has been done."""
+    """Read the file now, unless it has been read."""
     _ready()
-    prepare_features()
 
 
 def ruled(words: str, plain: str) -> int:
