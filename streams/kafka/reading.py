@@ -143,6 +143,9 @@ def _ends(consumer: Consumer, topic: str, partition: int) -> tuple[int, int]:
         KafkaError.NOT_LEADER_FOR_PARTITION,
         KafkaError.LEADER_NOT_AVAILABLE,
         KafkaError.UNKNOWN_TOPIC_OR_PART,
+        # What the client itself says where the metadata that it has are from before.
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._UNKNOWN_PARTITION,
     )
     deadline = time.monotonic() + _TIMEOUT_S
     while True:

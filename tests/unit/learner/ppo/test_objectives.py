@@ -77,7 +77,9 @@ def test_who_else_is_in_the_update_but_unjudged_changes_nothing(
     alone = group_relative(verdict, groups, scale=True)
     padded = torch.cat([verdict, torch.zeros(4, dtype=torch.float64)])
     among = group_relative(padded, torch.cat([groups, torch.tensor(order[:4])]), scale=True)
-    assert torch.equal(among[: len(alone)], alone)
+    # The order in which torch adds depends on how many there are: the last digit may differ.
+    torch.testing.assert_close(among[: len(alone)], alone, rtol=1e-12, atol=1e-12)
+    assert not among[len(alone) :].any()
 
 
 def test_a_turns_advantage_stands_on_each_of_its_tokens() -> None:
