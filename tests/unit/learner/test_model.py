@@ -483,14 +483,14 @@ def test_two_at_once_convert_once(conversions: list[Path], tmp_path: Path) -> No
     folders: list[Path] = []
 
     def ask() -> None:
-        barrier.wait(timeout=10)
+        barrier.wait(timeout=120)
         folders.append(smollm2_folder(tmp_path))
 
     threads = [threading.Thread(target=ask) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(timeout=30)
+        thread.join(timeout=120)
     assert len(folders) == 2
     assert len(conversions) == 1
 

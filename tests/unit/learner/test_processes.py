@@ -38,7 +38,7 @@ class Line:
         self.orders.put(order)
 
     def hear(self) -> Order:
-        return self.orders.get(timeout=60.0)
+        return self.orders.get(timeout=240.0)
 
 
 class Pair:

@@ -185,7 +185,7 @@ def test_it_ends_when_the_worker_is_killed(tmp_path: Path) -> None:
         assert worker.stdin is not None
         worker.stdin.close()
     # It is nobody's child of ours, so it cannot be waited for but by looking.
-    psutil.wait_procs([child], timeout=30)
+    psutil.wait_procs([child], timeout=120)
     assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
 

@@ -69,7 +69,7 @@ def test_a_recycled_pid_is_no_node_and_is_left_alone(tmp_path: Path) -> None:
         assert stop_kafka(tmp_path) is False
         assert other.poll() is None
     finally:
-        other.communicate(b"\n", timeout=30)
+        other.communicate(b"\n", timeout=120)
 
 
 def test_a_jvm_that_was_started_for_the_folder_is_the_node(tmp_path: Path) -> None:
@@ -88,7 +88,7 @@ def test_a_jvm_that_was_started_for_the_folder_is_the_node(tmp_path: Path) -> No
         assert running.started_at_ms == 7
         assert kafka_status(tmp_path / "elsewhere") is None
     finally:
-        jvm.communicate(b"\n", timeout=30)
+        jvm.communicate(b"\n", timeout=120)
     assert kafka_status(tmp_path) is None
 
 
@@ -118,7 +118,7 @@ def test_a_node_whose_parent_lives_on_is_stopped_all_the_same(tmp_path: Path) ->
         assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
         assert kafka_status(tmp_path) is None
     finally:
-        parent.communicate("", timeout=30)
+        parent.communicate("", timeout=120)
 
 
 def test_a_dead_process_is_no_node(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -252,23 +253,26 @@ def test_processes_that_start_together_share_one_registry(url: str) -> None:
         "import sys; from streams.registry import Registry; sys.stdin.readline();"
         "registry = Registry.open(sys.argv[1]); print(registry.next_version('default'))"
     )
-    workers = [
-        subprocess.Popen(
-            [sys.executable, "-c", program, url],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for _ in range(4)
-    ]
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
-    for worker in workers:
-        out, err = worker.communicate(timeout=60)
-        assert (out, worker.returncode) == ("1\n", 0), err
+    with ExitStack() as running:
+        workers = [
+            running.enter_context(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, url],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for _ in range(4)
+        ]
+        for worker in workers:
+            assert worker.stdin is not None
+            worker.stdin.write("go\n")
+            worker.stdin.flush()
+        for worker in workers:
+            out, err = worker.communicate(timeout=240)
+            assert (out, worker.returncode) == ("1\n", 0), err
 
 
 def test_learners_of_several_policies_write_side_by_side(registry: Registry) -> None:
