@@ -28,6 +28,9 @@ RATER_ATTRIBUTE = "rater"
 REPLIES_ATTRIBUTE = "replies"
 """Attribute of a request: every reply rated, a JSON list of [session, segment, turn]."""
 
+UNTIL_DECIDED = "; they count nothing until"
+"""How the end of a request's reason begins, which says the same in all of them."""
+
 ACTOR_ATTRIBUTE = "actor"
 """Attribute of a ``review``: who decided."""
 
@@ -160,6 +163,7 @@ __all__ = [
     "RATER_ATTRIBUTE",
     "REPLIES_ATTRIBUTE",
     "REVIEW_ATTRIBUTE",
+    "UNTIL_DECIDED",
     "Case",
     "cases",
     "decide",

@@ -108,6 +108,14 @@ class Outcome:
     malicious_weight: float
     bad_let_through: float
 
+    @property
+    def correlations(self) -> dict[str, float]:
+        """Both of them, by the names they are reported under."""
+        return {
+            "rank_correlation": self.rank_correlation,
+            "rank_correlation_all": self.rank_correlation_all,
+        }
+
 
 class Conversations:
     """Makes the conversations of one seed; a level of None leaves them unspoilt.
@@ -352,11 +360,7 @@ def run(plan: NoisePlan, settings: RewardSettings) -> Report:
         clean = unspoilt.rank_correlation
         filtered = score(Conversations(plan, seed, None), settings)
         for name, found in (("clean", unspoilt), ("clean_filters_on", filtered)):
-            correlations = {
-                "rank_correlation": found.rank_correlation,
-                "rank_correlation_all": found.rank_correlation_all,
-            }
-            _add(subjects, name, correlations)
+            _add(subjects, name, found.correlations)
         for level in plan.levels:
             for name, weights in (("filters_on", settings), ("filters_off", off)):
                 for lone in (False, True):
@@ -366,8 +370,7 @@ def run(plan: NoisePlan, settings: RewardSettings) -> Report:
                         subjects,
                         f"{name}_{level:.0%}{'_no_attack' if lone else ''}",
                         {
-                            "rank_correlation": found.rank_correlation,
-                            "rank_correlation_all": found.rank_correlation_all,
+                            **found.correlations,
                             "correlation_loss": clean - found.rank_correlation,
                             "malicious_weight": found.malicious_weight,
                             "bad_let_through": found.bad_let_through,

@@ -32,7 +32,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from msgspec import Struct
@@ -53,6 +53,7 @@ from streams.reviews import (
     RATER_ATTRIBUTE,
     REPLIES_ATTRIBUTE,
     REVIEW_ATTRIBUTE,
+    UNTIL_DECIDED,
 )
 from streams.settings import RewardSettings
 
@@ -277,9 +278,7 @@ def suspend(history: History, segment_id: str, new: Iterable[str], reason: str) 
     )
 
 
-def trim(
-    history: History, *, since_ms: int, at_most: int, recalled: Callable[[], Collection[str]]
-) -> History:
+def trim(history: History, *, since_ms: int, at_most: int, recalled: Collection[str]) -> History:
     """``history`` without what closed before ``since_ms``, and with the newest of the rest.
 
     What was found of a rating must stand as long as a revision may show it: one that was
@@ -298,9 +297,8 @@ def trim(
     decisions = [d for d in history.decisions if d.closed_at >= since_ms]
     before = len(history.opinions), len(history.decisions)
     if max(before) > at_most:
-        segments = recalled()
-        opinions = _newest(opinions, at_most, segments)
-        decisions = _newest(decisions, at_most, segments)
+        opinions = _newest(opinions, at_most, recalled)
+        decisions = _newest(decisions, at_most, recalled)
     if (len(opinions), len(decisions)) == before:
         return history
     return History(opinions=tuple(opinions), decisions=tuple(decisions))
@@ -472,7 +470,7 @@ def _request(
         segment_id=at.segment_id,
         turn_id=at.turn_id,
         feedback_event_ids=event_ids,
-        reason=f"{why}; they count nothing until a review on reply {at.turn_id} upholds them "
+        reason=f"{why}{UNTIL_DECIDED} a review on reply {at.turn_id} upholds them "
         "(value above 0) or rejects them",
         event_time=segment.closed_at,
         policy=segment.policy,

@@ -170,10 +170,7 @@ def step(
     since_ms = clock_ms - settings.history_ms
     at_most = settings.history_ratings
     marks = _marks(user, segment, since_ms, settings)
-
-    def known() -> frozenset[str]:
-        return frozenset([mark.segment_id for mark in marks])
-
+    known = {mark.segment_id for mark in marks}
     before = trim(user.history, since_ms=since_ms, at_most=at_most, recalled=known)
     replies = shown(segment)
     new = new_ratings(before, segment, replies)

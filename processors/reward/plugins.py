@@ -205,14 +205,14 @@ def ask_signal(plugin: Plugged, text: str) -> Result:
     try:
         words = plugin.call(text)
         if words is not None and not isinstance(words, str):
-            raise TypeError(f"a signal returns text or None, not {type(words).__name__}")
+            raise TypeError(f"a signal returns text or None, not {_kind(words)}")
     except OURS:
         raise
     # A plugin may raise anything; whatever it is must stop at its own part of the reward.
     except BaseException as error:
         return Result(error=describe(error))
     # No words are no signal.
-    return Result((as_line(words) or None) if words is not None else None)
+    return Result(None if words is None else as_line(words) or None)
 
 
 def ask_component(

@@ -11,16 +11,12 @@ import typer
 
 from streams.cli.common import print_json, print_lines, settings_of
 from streams.errors import RewardError
-from streams.reviews import RATER_ATTRIBUTE, Case
+from streams.reviews import RATER_ATTRIBUTE, UNTIL_DECIDED, Case
 from streams.settings import Settings
 from streams.times import show_time
 
 SHOWN_ID = 12
 """How much of a request's id is shown; it is enough to name it."""
-
-
-SAME_IN_ALL = "; they count nothing until"
-"""How the end of a request's reason begins, which says the same in all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,4 +208,4 @@ def _print(found: Sequence[Case]) -> None:
         )
         for case in found
     ]
-    print_lines(head, rows, [case.request.reason.partition(SAME_IN_ALL)[0] for case in found])
+    print_lines(head, rows, [case.request.reason.partition(UNTIL_DECIDED)[0] for case in found])

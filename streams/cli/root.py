@@ -31,7 +31,7 @@ class Entry:
     process: bool = False
 
 
-_SPINS = {"GOMP_SPINCOUNT": "1000"}
+_SPINS = "1000"
 """How often a thread of torch looks whether the others are done before it sleeps, if nobody said.
 By default it looks for milliseconds; where policy server and learner, or anything else, share the
 cores, the one that is waited for does not run meanwhile, and a reply takes ten times as long."""
@@ -138,9 +138,9 @@ def _root(
     if show_version:
         typer.echo(f"clawstream {version('clawstream')}")
         raise typer.Exit
-    if not os.environ.keys() & {"OMP_WAIT_POLICY", *_SPINS}:
+    if "OMP_WAIT_POLICY" not in os.environ:
         # Before torch is loaded: it reads this once.
-        os.environ.update(_SPINS)
+        os.environ.setdefault("GOMP_SPINCOUNT", _SPINS)
     entry = COMMANDS.get(ctx.invoked_subcommand or "")
     if entry is not None and not entry.process:
         from streams.settings import load_settings

@@ -14,6 +14,13 @@ def write(tmp_path: Path, text: str) -> Path:
     return path
 
 
+def refusal(path: Path) -> str:
+    """Why a file is not taken."""
+    with pytest.raises(SettingsError) as refused:
+        load_settings(path)
+    return str(refused.value)
+
+
 def test_the_environment_stands_above_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,9 +82,7 @@ def test_a_value_of_the_environment_is_not_blamed_on_the_file(
 ) -> None:
     monkeypatch.setenv("CLAWSTREAM_REWARD__DECAY", "2")
     path = write(tmp_path, "judge: {votes: 0}\n")
-    with pytest.raises(SettingsError) as refused:
-        load_settings(path)
-    lines = str(refused.value).splitlines()
+    lines = refusal(path).splitlines()
     assert len(lines) == 2
     assert any(
         line.startswith("environment: CLAWSTREAM_REWARD__DECAY: reward.decay:") for line in lines
@@ -90,9 +95,7 @@ def test_keys_that_do_not_go_together_are_traced_to_file_and_environment(
 ) -> None:
     monkeypatch.setenv("CLAWSTREAM_REWARD__WEIGHT_EXPLICIT", "0.5")
     path = write(tmp_path, "reward: {weight_business: 0.3}\n")
-    with pytest.raises(SettingsError) as refused:
-        load_settings(path)
-    assert str(refused.value).startswith(
+    assert refusal(path).startswith(
         f"{path} and the environment (CLAWSTREAM_REWARD__WEIGHT_EXPLICIT): reward: weight_explicit"
     )
 

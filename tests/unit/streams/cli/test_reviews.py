@@ -9,7 +9,7 @@ import pytest
 from streams.cli import main, reviews
 from streams.contracts import ReviewRequest
 from streams.errors import RewardError
-from streams.reviews import Case
+from streams.reviews import UNTIL_DECIDED, Case
 from tests.unit.streams.test_reviews import asked
 
 CASE = Case(
@@ -43,7 +43,7 @@ def test_a_request_names_the_reply_to_look_at_and_leaves_out_what_all_say(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _, request = asked()
-    assert reviews.SAME_IN_ALL in request.reason
+    assert UNTIL_DECIDED in request.reason
     reviews._print([Case(request=request)])
     _, row, reason = capsys.readouterr().out.splitlines()
     assert request.turn_id in row.split()
