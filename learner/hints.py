@@ -24,7 +24,7 @@ HINT_FORMAT = "{content}\n\n(What the user asked for afterwards: {hint})"
 def hint_of(step: Step, reward: StepReward | None, source: HintSource) -> str | None:
     """What the user asked for after a reply; None if nothing, or nothing to go by.
 
-    A step whose ratings are held back (credibility below 1) gives no hint: who floods or
+    A step with feedback that is held back (credibility below 1) gives no hint: who floods or
     contradicts everybody must not steer by words either.
 
     Args:

@@ -99,6 +99,10 @@ HELD_RATINGS = Metric(
     "clawstream_held_ratings", "counter", ("processor", "filter"),
     "New ratings that a filter made count less, or nothing.",
 )  # fmt: skip
+HELD_CLAIMS = Metric(
+    "clawstream_held_claims", "counter", ("processor", "filter", "kind"),
+    "New events, signals that a front end sent and outcomes that a filter holds.",
+)  # fmt: skip
 COHORT_ALARMS = Metric(
     "clawstream_cohort_alarms", "counter", ("processor", "policy"),
     "Times many raters of a policy turned negative together: look at the policy, not at them.",
@@ -205,6 +209,7 @@ ALL: tuple[Metric, ...] = (
     REVIEWS,
     RATINGS,
     HELD_RATINGS,
+    HELD_CLAIMS,
     COHORT_ALARMS,
     PLUGIN_ERRORS,
     JUDGEMENTS,

@@ -1,7 +1,7 @@
 """Requests for review and the decisions about them, as records.
 
-A request (``ReviewRequest``, topic ``reward.reviews``) names ratings that count nothing. It is
-decided by feedback of kind ``review`` on the replies that were rated, with the request's id in
+A request (``ReviewRequest``, topic ``reward.reviews``) names feedback that counts nothing. It is
+decided by feedback of kind ``review`` on the replies it is about, with the request's id in
 its attributes: that makes a revision of each segment concerned, which is scored anew.
 """
 
@@ -20,13 +20,13 @@ REVIEW_ATTRIBUTE = "review"
 """Attribute of a ``review``: the event id of the request that it decides."""
 
 FILTER_ATTRIBUTE = "filter"
-"""Attribute of a request: the filter that held the ratings."""
+"""Attribute of a request: the filter that held the feedback."""
 
 RATER_ATTRIBUTE = "rater"
-"""Attribute of a request: who gave them."""
+"""Attribute of a request: who gave it."""
 
 REPLIES_ATTRIBUTE = "replies"
-"""Attribute of a request: every reply rated, a JSON list of [session, segment, turn]."""
+"""Attribute of a request: every reply concerned, a JSON list of [session, segment, turn]."""
 
 UNTIL_DECIDED = "; they count nothing until"
 """How the end of a request's reason begins, which says the same in all of them."""
@@ -57,7 +57,7 @@ class Case:
 
     @property
     def filter(self) -> str:
-        """The filter that held the ratings."""
+        """The filter that held the feedback."""
         return self.request.attributes.get(FILTER_ATTRIBUTE, "row")
 
 
@@ -112,7 +112,7 @@ def _case(request: ReviewRequest, decision: FeedbackEvent | None) -> Case:
 
 
 def replies_of(request: ReviewRequest) -> tuple[tuple[str, str], ...]:
-    """Session and turn of every reply whose rating the request is about."""
+    """Session and turn of every reply that the request is about."""
     try:
         listed = json.loads(request.attributes.get(REPLIES_ATTRIBUTE, "[]"))
         found = {(str(session), str(turn)) for session, _, turn in listed}

@@ -11,8 +11,10 @@ bought praise follows. Both are scored by the reward machine itself, with its fi
   reward of 0. Filters hold back what they cannot believe: that helps what is trained on more.
 - subjects ``..._no_attack``: the honest ratings alone are spoilt. Turned round at random, one by
   one, they look like any other: no filter finds them, and some honest rows are held.
+- subjects ``..._events``: the malicious user does not rate, but copies bad replies and abandons
+  good ones; weights are those of all such events.
 - *correlation_loss*: how much lower it is than on unspoilt data with the filters off.
-- *malicious_weight*: what share of the weight of all ratings is the one user's.
+- *malicious_weight*: what share of the weight of all ratings (or events) is the one user's.
 - *bad_let_through*: of what was bad, turned round, malicious or bought, how much counts.
 
 Pure but for the clock of the machine it describes: a seed gives one result.
@@ -22,8 +24,9 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from processors.reward.machine import EmitScored, RewardState, step
 from streams.bench.machine import describe_machine
@@ -63,6 +66,11 @@ GOAL_LOSS_SHARE = 1 / 3
 GOAL_MALICIOUS_WEIGHT = 0.05
 
 
+Attack = Literal["ratings", "events", "none"]
+ATTACKS: Mapping[Attack, str] = {"ratings": "", "events": "_events", "none": "_no_attack"}
+"""With what the malicious user floods, and how the names of its subjects end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoisePlan:
     """What is simulated.
@@ -88,15 +96,15 @@ class Truth:
 
     Attributes:
         quality: The true quality of each reply, in [-1, 1].
-        bad: Ratings that are turned round, malicious or bought.
+        bad: Ratings that are turned round, malicious or bought; or malicious events.
         malicious: The malicious user's.
-        ratings: All ratings.
+        given: All ratings; where the malicious user floods with events, all events.
     """
 
     quality: dict[str, float] = field(default_factory=dict)
     bad: set[str] = field(default_factory=set)
     malicious: set[str] = field(default_factory=set)
-    ratings: set[str] = field(default_factory=set)
+    given: set[str] = field(default_factory=set)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,23 +132,24 @@ class Conversations:
         plan: How many.
         seed: Which.
         level: Share of honest ratings turned round; None: nobody spoils anything.
-        attacked: Whether the malicious user and the spamming policy take part at a level.
+        attack: With what the malicious user floods; with "none" neither this user nor the spamming
+            policy take part.
     """
 
     def __init__(
-        self, plan: NoisePlan, seed: int, level: float | None, *, attacked: bool = True
+        self, plan: NoisePlan, seed: int, level: float | None, attack: Attack = "ratings"
     ) -> None:
         self.truth = Truth()
         self._plan = plan
         self._level = level or 0.0
-        self._spoilt = level is not None and attacked
+        self._attack: Attack = "none" if level is None else attack
         self._seed = seed
         self._count = 0
 
     def segments(self) -> Iterator[TrajectorySegment]:
         """All of them, in order of closing."""
         made = list(self._honest())
-        if self._spoilt:
+        if self._attack != "none":
             made += [*self._of_malicious(), *self._of_spammer()]
         return iter(sorted(made, key=lambda segment: (segment.closed_at, segment.segment_id)))
 
@@ -218,8 +227,12 @@ class Conversations:
             rng.choice(("do", "set", "open", "call", "check", "press")) for _ in range(14)
         )
         subject = rng.choice(("parcels", "invoices", "trains"))
-        feedback = self._ratings(rng, flips, user, turn_id, at_ms, policy, quality)
+        feedback: list[StepFeedback] = []
         said = None
+        if user == MALICIOUS and self._attack == "events":
+            feedback = self._malicious_event(turn_id, at_ms, quality)
+        else:
+            feedback = self._ratings(rng, flips, user, turn_id, at_ms, policy, quality)
         if user != MALICIOUS:
             feedback += self._deeds(rng, turn_id, at_ms, quality)
             said = self._words(rng, turn_id, at_ms, quality)
@@ -252,12 +265,26 @@ class Conversations:
         elif turned:
             value = -value
         event_id = f"thumb-{turn_id}"
-        self.truth.ratings.add(event_id)
-        if turned or (bought and quality < 0):
-            self.truth.bad.add(event_id)
-        if user == MALICIOUS:
-            self.truth.malicious.add(event_id)
+        if self._attack != "events":
+            self._note(
+                event_id,
+                bad=turned or (bought and quality < 0),
+                malicious=user == MALICIOUS,
+            )
         return [_feedback(event_id, FeedbackKind.THUMB, at_ms + 20_000, value)]
+
+    def _note(self, event_id: str, *, bad: bool = False, malicious: bool = False) -> None:
+        self.truth.given.add(event_id)
+        if bad:
+            self.truth.bad.add(event_id)
+        if malicious:
+            self.truth.malicious.add(event_id)
+
+    def _malicious_event(self, turn_id: str, at_ms: int, quality: float) -> list[StepFeedback]:
+        """What is bad is copied, and what is good abandoned."""
+        kind = FeedbackKind.ABANDON if quality >= 0 else FeedbackKind.COPY
+        self._note(f"{kind.value}-{turn_id}", bad=True, malicious=True)
+        return [_feedback(f"{kind.value}-{turn_id}", kind, at_ms + 20_000)]
 
     def _deeds(
         self, rng: random.Random, turn_id: str, at_ms: int, quality: float
@@ -268,6 +295,9 @@ class Conversations:
             found.append(_feedback(f"copy-{turn_id}", FeedbackKind.COPY, at_ms + 5_000))
         if rng.random() < 0.3 * max(0.0, -quality):
             found.append(_feedback(f"left-{turn_id}", FeedbackKind.ABANDON, at_ms + 9_000))
+        if self._attack == "events":
+            for event in found:
+                self._note(event.event_id)
         if rng.random() < 0.5:
             dwell = max(0.0, rng.gauss(30_000 + 20_000 * quality, 12_000))
             found.append(_feedback(f"dwell-{turn_id}", FeedbackKind.DWELL, at_ms + 8_000, dwell))
@@ -306,8 +336,8 @@ def score(conversations: Conversations, settings: RewardSettings) -> Outcome:
         state, effects = step(state, segment, settings)
         scored += [effect.scored for effect in effects if isinstance(effect, EmitScored)]
     truth = conversations.truth
-    weights = dict.fromkeys(truth.ratings, 1.0)
-    weights |= {w.event_id: w.weight for s in scored for r in s.rewards for w in r.weighed}
+    weighed = {w.event_id: w.weight for s in scored for r in s.rewards for w in r.weighed}
+    weights = {event_id: weighed.get(event_id, 1.0) for event_id in truth.given}
     total = math.fsum(weights.values())
     kept = [(r.reward, truth.quality[r.turn_id]) for s in scored if s.trainable for r in s.rewards]
     whole = [(r.reward, truth.quality[r.turn_id]) for s in scored for r in s.rewards]
@@ -363,12 +393,12 @@ def run(plan: NoisePlan, settings: RewardSettings) -> Report:
             _add(subjects, name, found.correlations)
         for level in plan.levels:
             for name, weights in (("filters_on", settings), ("filters_off", off)):
-                for lone in (False, True):
-                    made = Conversations(plan, seed, level, attacked=not lone)
+                for attack, suffix in ATTACKS.items():
+                    made = Conversations(plan, seed, level, attack)
                     found = score(made, weights)
                     _add(
                         subjects,
-                        f"{name}_{level:.0%}{'_no_attack' if lone else ''}",
+                        f"{name}_{level:.0%}{suffix}",
                         {
                             **found.correlations,
                             "correlation_loss": clean - found.rank_correlation,
@@ -408,6 +438,12 @@ def _goals(subjects: dict[str, dict[str, list[float]]]) -> list[Goal]:
             "the malicious user's share of the weight, at 20%",
             GOAL_MALICIOUS_WEIGHT,
             _mean(on["malicious_weight"]),
+            at_most=True,
+        ),
+        Goal(
+            "the same where they flood with events, at 20%",
+            GOAL_MALICIOUS_WEIGHT,
+            _mean(subjects[f"filters_on_{GOAL_LEVEL:.0%}_events"]["malicious_weight"]),
             at_most=True,
         ),
     ]

@@ -167,6 +167,8 @@ class RewardProcessor:
             )
         for name in seen.held:
             self._metrics.add(names.HELD_RATINGS, filter=name)
+        for name, kind in seen.held_claims:
+            self._metrics.add(names.HELD_CLAIMS, filter=name, kind=kind)
         if seen.alarm is not None:
             self._metrics.add(names.COHORT_ALARMS, policy=seen.policy)
             logger.warning(

@@ -1,16 +1,18 @@
-"""How far a rating is believed, from what its rater said before.
+"""How far feedback is believed, from what its rater said before.
 
 Theory of operation. Of every user we keep a bounded history: their latest rating of each
-reply (``Opinion``) and what people decided about such ratings (``Decision``). A history
+reply (``Opinion``), what else they claim of it (``formulas.CLAIMS``, an ``Opinion`` with a kind),
+and what people decided about such feedback (``Decision``). A history
 belongs to one record key of ``trajectory.segments`` (a user, else a session) and holds every
 rater who spoke there. A segment's revision replaces all that the revision before had put
 there, so nothing counts twice. It has the newest ``history_ratings``, and all of the segments
 that are known (``history_segments``): what was found of a rating stands when it shows again.
 
-Ratings of one rater are ordered by event time. These filters look at them, first wins:
+Ratings of one rater are ordered by event time. These filters look at them, first wins; at claims
+the first two:
 
 1. *Decision*: a review upheld the rating (counts in full) or rejected it (counts nothing).
-2. *Anomaly*: it stood out from what all raters do when it first showed
+2. *Anomaly*: it stood out from what all raters send when it first showed
    (``processors.reward.crowd``). It counts nothing until a review decides.
 3. *Row*: it stands in an unbroken run of at least ``negatives_in_a_row`` negative ratings.
    It counts nothing until a review decides. A rating of 0 or more, or an upheld one, breaks
@@ -38,11 +40,13 @@ from typing import TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from processors.reward.crowd import Anomaly, NewRating
+from processors.reward.crowd import RATING, Anomaly, NewFeedback
 from processors.reward.formulas import (
+    CLAIMS,
     Credibility,
     Given,
     default_rater,
+    latest_claims,
     latest_ratings,
     of_kinds,
     readable,
@@ -75,7 +79,7 @@ class RequestPlace(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class Opinion(Struct, frozen=True, kw_only=True, gc=False):
-    """A rater's latest rating of one reply.
+    """A rater's latest rating of one reply, or their latest claim of one kind about it.
 
     Args:
         event_id: The feedback.
@@ -84,12 +88,13 @@ class Opinion(Struct, frozen=True, kw_only=True, gc=False):
         turn_id: The reply.
         rater: Who (``formulas.rater_of``).
         user_id: The rater's user id, if there is one.
-        value: The rating, in [-1, 1].
+        value: The rating, in [-1, 1]; of a claim what it says.
         event_time: When it was given, ms.
         closed_at: ``closed_at`` of the revision that showed it, ms.
         request: The review request it is part of.
         anomaly: The filter that found that it stands out, and on what numbers.
         suspended: The numbers for which row and departure do not look at it.
+        kind: Of a claim, which it is; None of a rating.
     """
 
     event_id: str
@@ -104,6 +109,7 @@ class Opinion(Struct, frozen=True, kw_only=True, gc=False):
     request: RequestPlace | None = None
     anomaly: tuple[str, str] | None = None
     suspended: str | None = None
+    kind: FeedbackKind | None = None
 
 
 class Decision(Struct, frozen=True, kw_only=True, gc=False):
@@ -132,10 +138,17 @@ T = TypeVar("T", Opinion, Decision)
 
 
 class History(Struct, frozen=True, kw_only=True, gc=False):
-    """Opinions and decisions under one key, each in order of event time."""
+    """What is kept under one key, each in order of event time.
+
+    Args:
+        opinions: Ratings.
+        decisions: What reviews decided.
+        claims: Other feedback, of segments that may be revised.
+    """
 
     opinions: tuple[Opinion, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    claims: tuple[Opinion, ...] = ()
 
 
 # --- What a segment adds ----------------------------------------------------------------------
@@ -148,12 +161,14 @@ class Shown(Struct, frozen=True, gc=False):
         turn_id: The reply.
         reply: Its text.
         ratings: Each rater's latest rating of it.
+        claims: What else each rater claims of it (``formulas.latest_claims``).
         reviews: The reviews on it.
     """
 
     turn_id: str
     reply: str
     ratings: Mapping[str, tuple[StepFeedback, float]]
+    claims: Mapping[tuple[str, FeedbackKind], tuple[StepFeedback, float]]
     reviews: Given
 
 
@@ -164,8 +179,15 @@ def shown(segment: TrajectorySegment) -> tuple[Shown, ...]:
     for turn_id, reply, feedback in _replies(segment):
         if feedback:
             given = readable(feedback)
-            ratings = latest_ratings(given, rater)
-            found.append(Shown(turn_id, reply, ratings, of_kinds(given, REVIEW_KINDS)))
+            found.append(
+                Shown(
+                    turn_id,
+                    reply,
+                    latest_ratings(given, rater),
+                    latest_claims(given, rater),
+                    of_kinds(given, REVIEW_KINDS),
+                )
+            )
     return tuple(found)
 
 
@@ -177,24 +199,45 @@ def amend(history: History, segment: TrajectorySegment, replies: Sequence[Shown]
         segment: The segment.
         replies: What it shows (``shown``).
     """
-    known = _of_segment(history, segment)
-    new, decided = _opinions(segment, replies), _decisions(segment, replies)
-    if not (new or decided or history.opinions or history.decisions):
-        return history
-    opinions = [o for o in history.opinions if o.segment_id != segment.segment_id]
-    decisions = [d for d in history.decisions if d.segment_id != segment.segment_id]
-    # What is kept is in order.
-    if new:
-        opinions += [_as_known(o, known.get(o.event_id)) for o in new]
-        opinions.sort(key=opinion_order)
-    if decided:
+    decided = _decisions(segment, replies)
+    if decided or history.decisions:
+        decisions = [d for d in history.decisions if d.segment_id != segment.segment_id]
         decisions += decided
         decisions.sort(key=decision_order)
-    return History(opinions=tuple(opinions), decisions=tuple(decisions))
+        history = replace(history, decisions=tuple(decisions))
+    return replace(
+        history,
+        opinions=_amended(history.opinions, segment, _opinions(segment, replies)),
+        claims=_amended(history.claims, segment, _claims(segment, replies)),
+    )
 
 
-def _of_segment(history: History, segment: TrajectorySegment) -> dict[str, Opinion]:
-    return {o.event_id: o for o in history.opinions if o.segment_id == segment.segment_id}
+def _amended(
+    before: tuple[Opinion, ...], segment: TrajectorySegment, new: Sequence[Opinion]
+) -> tuple[Opinion, ...]:
+    if not (before or new):
+        return before
+    known = _of_segment(before, segment)
+    kept = [o for o in before if o.segment_id != segment.segment_id]
+    # What is kept is in order.
+    if new:
+        kept += [_as_known(o, known.get(_identity(o))) for o in new]
+        kept.sort(key=opinion_order)
+    return tuple(kept)
+
+
+Identity = str | tuple[str, str, FeedbackKind]
+"""The id of a rating; the reply, rater and kind of a claim: sent again it says nothing new."""
+
+
+def _identity(opinion: Opinion) -> Identity:
+    if opinion.kind is None:
+        return opinion.event_id
+    return opinion.turn_id, opinion.rater, opinion.kind
+
+
+def _of_segment(opinions: Iterable[Opinion], segment: TrajectorySegment) -> dict[Identity, Opinion]:
+    return {_identity(o): o for o in opinions if o.segment_id == segment.segment_id}
 
 
 def _as_known(opinion: Opinion, known: Opinion | None) -> Opinion:
@@ -204,31 +247,52 @@ def _as_known(opinion: Opinion, known: Opinion | None) -> Opinion:
     return replace(opinion, request=known.request, anomaly=known.anomaly, suspended=known.suspended)
 
 
-def new_ratings(
+def new_feedback(
     history: History, segment: TrajectorySegment, replies: Sequence[Shown]
-) -> tuple[NewRating, ...]:
-    """The ratings in ``segment`` that ``history`` has not seen, in the order shown."""
-    known = _of_segment(history, segment)
-    return tuple(
-        NewRating(feedback=item, value=value, rater=who, turn_id=on.turn_id, reply=on.reply)
+) -> tuple[NewFeedback, ...]:
+    """The ratings in ``segment`` that ``history`` has not seen, in the order shown, then claims."""
+    known = _of_segment((*history.opinions, *history.claims), segment)
+    found = [
+        NewFeedback(
+            feedback=item, value=value, rater=who, turn_id=on.turn_id, reply=on.reply, sort=RATING
+        )
         for on in replies
         for who, (item, value) in on.ratings.items()
         if item.event_id not in known
-    )
+    ]
+    found += [
+        NewFeedback(
+            feedback=item,
+            value=value,
+            rater=who,
+            turn_id=on.turn_id,
+            reply=on.reply,
+            sort=CLAIMS[kind],
+        )
+        for on in replies
+        for (who, kind), (item, value) in on.claims.items()
+        if (on.turn_id, who, kind) not in known
+    ]
+    return tuple(found)
 
 
 def mark_anomalies(history: History, held: Mapping[str, Anomaly]) -> History:
-    """``history`` with what was found about ratings, by event id, noted on them."""
+    """``history`` with what was found about feedback, by event id, noted on it."""
     if not held:
         return history
     return replace(
         history,
-        opinions=tuple(
-            replace(o, anomaly=(held[o.event_id].filter, held[o.event_id].reason))
-            if o.event_id in held
-            else o
-            for o in history.opinions
-        ),
+        opinions=_marked(history.opinions, held),
+        claims=_marked(history.claims, held),
+    )
+
+
+def _marked(opinions: Sequence[Opinion], held: Mapping[str, Anomaly]) -> tuple[Opinion, ...]:
+    return tuple(
+        replace(o, anomaly=(held[o.event_id].filter, held[o.event_id].reason))
+        if o.event_id in held
+        else o
+        for o in opinions
     )
 
 
@@ -287,26 +351,29 @@ def trim(history: History, *, since_ms: int, at_most: int, recalled: Collection[
     Args:
         history: Before.
         since_ms: What closed earlier is left out.
-        at_most: So many opinions, and so many decisions, are kept wherever they are from.
+        at_most: So many ratings, and so many decisions, are kept wherever they are from.
         recalled: The segments of which more are kept: up to ``RECALLED`` times as many in all.
+            Of claims only theirs are kept: nothing else goes by them.
 
     Returns:
         ``history`` itself if nothing is left out.
     """
-    opinions = [o for o in history.opinions if o.closed_at >= since_ms]
-    decisions = [d for d in history.decisions if d.closed_at >= since_ms]
-    before = len(history.opinions), len(history.decisions)
-    if max(before) > at_most:
-        opinions = _newest(opinions, at_most, recalled)
-        decisions = _newest(decisions, at_most, recalled)
-    if (len(opinions), len(decisions)) == before:
+    opinions = _newest(history.opinions, since_ms, at_most, recalled)
+    decisions = _newest(history.decisions, since_ms, at_most, recalled)
+    claims = [c for c in history.claims if c.closed_at >= since_ms and c.segment_id in recalled]
+    claims = claims[-RECALLED * at_most :]
+    before = len(history.opinions), len(history.decisions), len(history.claims)
+    if (len(opinions), len(decisions), len(claims)) == before:
         return history
-    return History(opinions=tuple(opinions), decisions=tuple(decisions))
+    return History(opinions=tuple(opinions), decisions=tuple(decisions), claims=tuple(claims))
 
 
-def _newest(items: list[T], at_most: int, recalled: Collection[str]) -> list[T]:
-    older = [item for item in items[:-at_most] if item.segment_id in recalled]
-    return (older + items[-at_most:])[-RECALLED * at_most :]
+def _newest(items: Sequence[T], since_ms: int, at_most: int, recalled: Collection[str]) -> list[T]:
+    kept = [item for item in items if item.closed_at >= since_ms]
+    if len(kept) <= at_most:
+        return kept
+    older = [item for item in kept[:-at_most] if item.segment_id in recalled]
+    return (older + kept[-at_most:])[-RECALLED * at_most :]
 
 
 def opinion_order(opinion: Opinion) -> tuple[int, str, str]:
@@ -347,6 +414,25 @@ def _opinions(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Opin
     ]
 
 
+def _claims(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Opinion]:
+    return [
+        Opinion(
+            event_id=item.event_id,
+            segment_id=segment.segment_id,
+            session_id=segment.session_id,
+            turn_id=on.turn_id,
+            rater=who,
+            value=value,
+            event_time=item.event_time,
+            closed_at=segment.closed_at,
+            user_id=item.user_id or segment.user_id,
+            kind=kind,
+        )
+        for on in replies
+        for (who, kind), (item, value) in on.claims.items()
+    ]
+
+
 def _decisions(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Decision]:
     return [
         Decision(
@@ -367,12 +453,18 @@ def _decisions(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Dec
 
 
 def judge(history: History, segment_id: str, settings: RewardSettings) -> dict[str, Credibility]:
-    """The credibility of each rating in ``segment_id`` that is not believed in full.
+    """The credibility of each piece of feedback in ``segment_id`` that is not believed in full.
 
     Returns:
-        By feedback event id. An upheld rating is listed too, at full weight with its reason.
+        By feedback event id. What was upheld is listed too, at full weight with its reason.
     """
     beliefs: dict[str, Credibility] = {}
+    for claim in history.claims:
+        # A review on a reply is about its ratings, and about claims only where they are held.
+        if claim.segment_id == segment_id and claim.anomaly is not None:
+            belief = _decided(claim, history.decisions) or _anomalous(claim)
+            if belief is not None:
+                beliefs[claim.event_id] = belief
     who = {o.rater for o in history.opinions if o.segment_id == segment_id}
     for opinions in _by_rater(history.opinions, who):
         rows = _rows(opinions, history.decisions, settings)
@@ -398,62 +490,84 @@ def judge(history: History, segment_id: str, settings: RewardSettings) -> dict[s
 def request_reviews(
     history: History, segment: TrajectorySegment, settings: RewardSettings
 ) -> tuple[History, tuple[ReviewRequest, ...]]:
-    """Ask for a review of every row and anomaly with ratings nobody was asked about yet.
+    """Ask for a review of every row and anomaly with feedback nobody was asked about yet.
 
     A request is made at the row's last such rating in ``segment``, or, if it has none there,
     at its last one; a review on that reply makes a revision that is scored anew.
 
     Returns:
-        The history with the ratings marked as asked about, and the requests.
+        The history with the feedback marked as asked about, and the requests.
     """
     places: dict[tuple[str, str], RequestPlace] = {}
     requests: list[ReviewRequest] = []
     who = {o.rater for o in history.opinions if o.value < 0 or o.anomaly is not None}
-    for opinions in _by_rater(history.opinions, who):
-        for group, what, why in _groups(opinions, history.decisions, settings):
-            waiting = [
-                o for o in group if o.request is None and _decided(o, history.decisions) is None
-            ]
-            if not waiting:
-                continue
-            at = max(waiting, key=lambda o: (o.segment_id == segment.segment_id, opinion_order(o)))
-            request = _request(waiting, at, what, why, segment)
-            place = RequestPlace(
-                event_id=request.event_id, segment_id=at.segment_id, turn_id=at.turn_id
-            )
-            places |= {(o.segment_id, o.event_id): place for o in waiting}
-            requests.append(request)
+    groups = [
+        group
+        for opinions in _by_rater(history.opinions, who)
+        for group in _groups(opinions, history.decisions, settings)
+    ]
+    claims = [claim for claim in history.claims if claim.anomaly is not None]
+    for held in _by_rater(claims, {claim.rater for claim in claims}):
+        groups += _anomalies(held)
+    for group, what, why in groups:
+        waiting = [o for o in group if o.request is None and not _decided(o, history.decisions)]
+        if not waiting:
+            continue
+        at = max(waiting, key=lambda o: (o.segment_id == segment.segment_id, opinion_order(o)))
+        request = _request(waiting, at, what, why, segment)
+        place = RequestPlace(
+            event_id=request.event_id, segment_id=at.segment_id, turn_id=at.turn_id
+        )
+        places |= {(o.segment_id, o.event_id): place for o in waiting}
+        requests.append(request)
     if not places:
         return history, ()
-    marked = tuple(
+    return replace(
+        history,
+        opinions=_asked(history.opinions, places),
+        claims=_asked(history.claims, places),
+    ), tuple(requests)
+
+
+def _asked(
+    opinions: Sequence[Opinion], places: Mapping[tuple[str, str], RequestPlace]
+) -> tuple[Opinion, ...]:
+    return tuple(
         replace(o, request=places[o.segment_id, o.event_id])
         if (o.segment_id, o.event_id) in places
         else o
-        for o in history.opinions
+        for o in opinions
     )
-    return replace(history, opinions=marked), tuple(requests)
+
+
+Group = tuple[tuple[Opinion, ...], str, str]
+"""Feedback of one rater to be decided together, with the filter's name and its numbers."""
 
 
 def _groups(
     opinions: Sequence[Opinion], decisions: Sequence[Decision], settings: RewardSettings
-) -> list[tuple[tuple[Opinion, ...], str, str]]:
-    """Ratings of one rater to be decided together, with the filter's name and its numbers.
-
-    Anomalies found by the same filter in one segment are one group.
-    """
-    groups: list[tuple[tuple[Opinion, ...], str, str]] = []
+) -> list[Group]:
+    """Of one rater's ratings."""
+    groups: list[Group] = []
     if settings.filter_row:
         for row in _rows(opinions, decisions, settings):
             why = f"{len(row)} negative ratings in a row by {row[-1].rater}"
             groups.append((row, "row", why))
-    anomalies: dict[tuple[str, str], list[Opinion]] = {}
+    return groups + _anomalies(opinions)
+
+
+def _anomalies(opinions: Iterable[Opinion]) -> list[Group]:
+    """What the same filter found among the same sort of feedback in one segment is one group."""
+    found: dict[tuple[str, str, str], list[Opinion]] = {}
     for opinion in opinions:
         if opinion.anomaly is not None:
-            anomalies.setdefault((opinion.segment_id, opinion.anomaly[0]), []).append(opinion)
-    for (_, name), found in anomalies.items():
-        numbers = found[-1].anomaly
+            sort = RATING if opinion.kind is None else CLAIMS[opinion.kind]
+            found.setdefault((opinion.segment_id, opinion.anomaly[0], sort), []).append(opinion)
+    groups: list[Group] = []
+    for (_, name, _), group in found.items():
+        numbers = group[-1].anomaly
         assert numbers is not None
-        groups.append((tuple(found), name, f"anomaly ({name}): {numbers[1]}"))
+        groups.append((tuple(group), name, f"anomaly ({name}): {numbers[1]}"))
     return groups
 
 
@@ -518,7 +632,7 @@ def _decided(opinion: Opinion, decisions: Iterable[Decision]) -> Credibility | N
     return Credibility(
         weight=1.0 if decision.upheld else 0.0,
         filter="review",
-        reason=f"credibility: rating {opinion.event_id} by {opinion.rater} was {what} by review "
+        reason=f"credibility: {_name(opinion)} by {opinion.rater} was {what} by review "
         f"{decision.event_id}",
     )
 
@@ -530,9 +644,14 @@ def _anomalous(opinion: Opinion) -> Credibility | None:
     return Credibility(
         weight=0.0,
         filter=name,
-        reason=f"credibility: rating {opinion.event_id} is held as an anomaly ({name}) until a "
-        f"review decides: {numbers}",
+        reason=f"credibility: {_name(opinion)} is held as an anomaly ({name}) until a review "
+        f"decides: {numbers}",
     )
+
+
+def _name(opinion: Opinion) -> str:
+    kind = "rating" if opinion.kind is None else opinion.kind.value
+    return f"{kind} {opinion.event_id}"
 
 
 def _exempt(opinion: Opinion) -> Credibility | None:
@@ -626,7 +745,7 @@ __all__ = [
     "decision_order",
     "judge",
     "mark_anomalies",
-    "new_ratings",
+    "new_feedback",
     "opinion_order",
     "request_reviews",
     "shown",

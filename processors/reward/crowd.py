@@ -1,19 +1,22 @@
 """What all raters of a policy do together, and who stands out from them.
 
 Theory of operation. A partition of ``trajectory.segments`` holds a fixed share of the users; of
-each policy in it we count who rated how much. Time is cut into windows of ``crowd_window_ms``
+each policy in it we count who sent how much feedback: ratings, and each sort of claims
+(``formulas.CLAIMS``), by themselves. Time is cut into windows of ``crowd_window_ms``
 by the segments' ``closed_at``; what is counted is the current window and the one before. Each
-new rating is looked at once, when it first shows, and what is found stays with it. First wins:
+new piece is looked at once, when it first shows, and what is found stays with it. First wins:
 
 1. *Flood*: its rater gave more than ``flood_factor`` times what the other raters gave on average;
    or its source (front end, importer) has sent more than ``flood_factor`` times what it sent in
-   an average window before. Both from ``flood_ratings_min`` ratings on.
+   an average window before. Both from ``flood_ratings_min`` on. Outcomes come from other systems,
+   a month of them at once if they like: their sources are not looked at.
 2. *Burst*: identical pieces of feedback (kind, value, text, tags, source) within
    ``burst_window_ms`` of event time: ``burst_texts`` by whomever if they have a text of
-   ``MIN_TEXT_BYTES``, else ``burst_ratings`` by one rater, since many people say "thanks".
-3. *Contradiction*: at least ``contradiction_share`` of the rater's ratings of replies about
-   which at least three quarters of ``contradiction_others_min`` or more others agree say the
-   opposite. Ratings of the same words count as ratings of one reply, from ``MIN_WORDS_CHARS``.
+   ``MIN_TEXT_BYTES``, else ``burst_ratings`` by one rater, since many people say "thanks". Not of
+   outcomes: their time is often a date.
+3. *Contradiction*, of ratings: at least ``contradiction_share`` of the rater's ratings of replies
+   about which at least three quarters of ``contradiction_others_min`` or more others agree say
+   the opposite. Ratings of the same words count as ratings of one reply, from ``MIN_WORDS_CHARS``.
 
 And for the per-user filters (``processors.reward.credibility``) it counts the *cohort*: raters
 whose ratings such a filter has just found to turn negative. From ``cohort_raters_min`` of them
@@ -68,12 +71,12 @@ class CrowdKey(Struct, frozen=True, order=True, gc=False):
 
 
 class RaterCount(Struct, frozen=True, kw_only=True, gc=False):
-    """One rater: ratings in the newest window they rated in and the one before it.
+    """One rater: ratings, or claims of a sort, in the newest window with any and the one before it.
 
     Args:
         window: That newest window's number.
-        ratings: Ratings in it.
-        before: Ratings in the window before it.
+        ratings: How many in it.
+        before: How many in the window before it.
         agreed: Comparisons with others in which they agreed.
         contradicted: Comparisons in which they did not.
         turned: The newest window in which a per-user filter found them turn negative; -1: none.
@@ -88,7 +91,7 @@ class RaterCount(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SourceCount(Struct, frozen=True, kw_only=True, gc=False):
-    """One source: ratings in its newest window, and its average window before that."""
+    """One source: ratings or claims in its newest window, its average window before that."""
 
     window: int = -1
     ratings: int = 0
@@ -101,7 +104,7 @@ class PolicyCount(Struct, frozen=True, kw_only=True, gc=False):
 
     Args:
         window: The newest window's number.
-        ratings: Ratings in it and in the window before.
+        ratings: Ratings, or claims of a sort, in it and in the window before.
         raters: Raters whose newest window it is, and those whose newest is the one before.
         turned: The same of raters who turned negative.
         suspended: Whether the per-user filters were suspended last.
@@ -284,16 +287,16 @@ class Crowd:
             self.changed.discard(key)
             self.forgotten.add(key)
 
-    def rater(self, policy: str, name: str) -> RaterCount:
-        entry = self.entries.get(CrowdKey(policy, "rater", name))
+    def rater(self, key: CrowdKey) -> RaterCount:
+        entry = self.entries.get(key)
         return entry if isinstance(entry, RaterCount) else RaterCount()
 
-    def source(self, policy: str, name: str) -> SourceCount:
-        entry = self.entries.get(CrowdKey(policy, "source", name))
+    def source(self, key: CrowdKey) -> SourceCount:
+        entry = self.entries.get(key)
         return entry if isinstance(entry, SourceCount) else SourceCount()
 
-    def policy(self, policy: str) -> PolicyCount:
-        entry = self.entries.get(CrowdKey(policy, "policy", ""))
+    def policy(self, key: CrowdKey) -> PolicyCount:
+        entry = self.entries.get(key)
         return entry if isinstance(entry, PolicyCount) else PolicyCount()
 
     def echo(self, policy: str, name: str) -> Echo:
@@ -305,15 +308,20 @@ class Crowd:
         return entry if isinstance(entry, Words) else Words()
 
 
-class NewRating(Struct, frozen=True, kw_only=True, gc=False):
-    """A rating that shows for the first time.
+RATING, OUTCOME = "rating", "outcome"
+"""Sorts of feedback, beside those of ``formulas.CLAIMS``."""
+
+
+class NewFeedback(Struct, frozen=True, kw_only=True, gc=False):
+    """A rating or claim that shows for the first time.
 
     Args:
-        feedback: The thumb or rating.
+        feedback: The feedback.
         value: What it says, in [-1, 1].
         rater: Who gave it.
         turn_id: The reply.
         reply: The reply's text.
+        sort: What it is counted with.
     """
 
     feedback: StepFeedback
@@ -321,32 +329,42 @@ class NewRating(Struct, frozen=True, kw_only=True, gc=False):
     rater: str
     turn_id: str
     reply: str
+    sort: str
+
+    def key(self, policy: str, kind: str) -> CrowdKey:
+        """Where what is counted of its sort stands: by its ``rater``, its ``source`` or ``policy``.
+
+        That of ratings stands where it stood before anything else was counted.
+        """
+        names = {"rater": self.rater, "source": self.feedback.source, "policy": ""}
+        of = kind if self.sort == RATING else f"{self.sort} {kind}"
+        return CrowdKey(policy, of, names[kind])
 
 
 class Anomaly(Struct, frozen=True, kw_only=True, gc=False):
-    """Why a rating is held, whoever gave it: which filter, and on what numbers."""
+    """Why feedback is held, whoever gave it: which filter, and on what numbers."""
 
     filter: str
     reason: str
 
 
-# --- Counting and judging ratings -------------------------------------------------------------
+# --- Counting and judging feedback ------------------------------------------------------------
 
 
 def observe(
     crowd: Crowd,
     policy: str,
     closed_at: int,
-    ratings: Iterable[NewRating],
+    given: Iterable[NewFeedback],
     settings: RewardSettings,
 ) -> dict[str, Anomaly]:
-    """Count new ratings, and say which of them stand out.
+    """Count new feedback, and say what of it stands out.
 
     Args:
         crowd: Changed in place.
-        policy: Whose ratings they are.
-        closed_at: ``closed_at`` of the segment that shows them, ms.
-        ratings: In the order in which the segment shows them.
+        policy: Whose replies it is about.
+        closed_at: ``closed_at`` of the segment that shows it, ms.
+        given: In the order in which the segment shows it.
         settings: The filters.
 
     Returns:
@@ -354,32 +372,31 @@ def observe(
     """
     window = closed_at // settings.crowd_window_ms
     held: dict[str, Anomaly] = {}
-    for rating in ratings:
-        _count(crowd, policy, window, rating)
-        compared = _compare(crowd, policy, window, rating, settings)
-        echoes = _echo(crowd, policy, window, rating, settings)
-        anomaly = (
-            _flood(crowd, policy, window, rating, settings)
-            or _burst(rating, echoes, settings)
-            or _contradiction(rating, compared, settings)
-        )
+    for item in given:
+        _count(crowd, policy, window, item)
+        anomaly = _flood(crowd, policy, item, settings)
+        if item.sort != OUTCOME:
+            echoes = _echo(crowd, policy, window, item, settings)
+            anomaly = anomaly or _burst(item, echoes, settings)
+        if item.sort == RATING:
+            compared = _compare(crowd, policy, window, item, settings)
+            anomaly = anomaly or _contradiction(item, compared, settings)
         if anomaly is not None:
-            held[rating.feedback.event_id] = anomaly
+            held[item.feedback.event_id] = anomaly
     return held
 
 
-def _count(crowd: Crowd, policy: str, window: int, rating: NewRating) -> None:
-    whole = _rolled(crowd.policy(policy), window)
-    rater = crowd.rater(policy, rating.rater)
+def _count(crowd: Crowd, policy: str, window: int, item: NewFeedback) -> None:
+    of_policy, of_rater = item.key(policy, "policy"), item.key(policy, "rater")
+    whole, rater = _rolled(crowd.policy(of_policy), window), crowd.rater(of_rater)
     raters = _moved(whole.raters, rater.window, whole.window)
     whole = replace(whole, ratings=(whole.ratings[0] + 1, whole.ratings[1]), raters=raters)
-    crowd.put(CrowdKey(policy, "policy", ""), whole)
-    crowd.put(CrowdKey(policy, "rater", rating.rater), _rated(rater, whole.window))
-    source = _source_rolled(crowd.source(policy, rating.feedback.source), window)
-    crowd.put(
-        CrowdKey(policy, "source", rating.feedback.source),
-        replace(source, ratings=source.ratings + 1),
-    )
+    crowd.put(of_policy, whole)
+    crowd.put(of_rater, _rated(rater, whole.window))
+    if item.sort != OUTCOME:
+        of_source = item.key(policy, "source")
+        source = _source_rolled(crowd.source(of_source), window)
+        crowd.put(of_source, replace(source, ratings=source.ratings + 1))
 
 
 def _rolled(whole: PolicyCount, window: int) -> PolicyCount:
@@ -430,12 +447,12 @@ def _source_rolled(source: SourceCount, window: int) -> SourceCount:
 
 
 def _flood(
-    crowd: Crowd, policy: str, window: int, rating: NewRating, settings: RewardSettings
+    crowd: Crowd, policy: str, item: NewFeedback, settings: RewardSettings
 ) -> Anomaly | None:
     if not settings.filter_flood:
         return None
-    rater = crowd.rater(policy, rating.rater)
-    whole = crowd.policy(policy)
+    rater = crowd.rater(item.key(policy, "rater"))
+    whole = crowd.policy(item.key(policy, "policy"))
     mine, others = rater.ratings + rater.before, sum(whole.raters) - 1
     average = (sum(whole.ratings) - mine) / others if others else 0.0
     if (
@@ -445,10 +462,9 @@ def _flood(
     ):
         return Anomaly(
             filter="flood",
-            reason=f"{mine} ratings by {rating.rater}, {average:.1f} by each of {others} others",
+            reason=f"{mine} {item.sort}s by {item.rater}, {average:.1f} by each of {others} others",
         )
-    name = rating.feedback.source
-    source = crowd.source(policy, name)
+    source = crowd.source(item.key(policy, "source"))
     if (
         source.windows >= SOURCE_WINDOWS_MIN
         and source.ratings >= settings.flood_ratings_min
@@ -456,39 +472,39 @@ def _flood(
     ):
         return Anomaly(
             filter="flood",
-            reason=f"{source.ratings} ratings from source {name} in a window that has "
-            f"{source.average:.1f} on average",
+            reason=f"{source.ratings} {item.sort}s from source {item.feedback.source} in a window "
+            f"that has {source.average:.1f} on average",
         )
     return None
 
 
 def _echo(
-    crowd: Crowd, policy: str, window: int, rating: NewRating, settings: RewardSettings
+    crowd: Crowd, policy: str, window: int, item: NewFeedback, settings: RewardSettings
 ) -> int:
-    """How many identical ones there are near ``rating``, itself included."""
-    given, text = rating.feedback, _text_of(rating)
-    who = "" if _is_telling(text) else rating.rater
+    """How many identical ones there are near ``item``, itself included."""
+    given, text = item.feedback, _text_of(item)
+    who = "" if _is_telling(text) else item.rater
     name = _digest(given.kind.value, given.value, text, sorted(given.tags), given.source, who)
     times = (*crowd.echo(policy, name).times, given.event_time)[-_echoes_min(text, settings) :]
     crowd.put(CrowdKey(policy, "echo", name), Echo(window=window, times=times))
     return sum(abs(time - given.event_time) <= settings.burst_window_ms for time in times)
 
 
-def _burst(rating: NewRating, echoes: int, settings: RewardSettings) -> Anomaly | None:
-    text = _text_of(rating)
+def _burst(item: NewFeedback, echoes: int, settings: RewardSettings) -> Anomaly | None:
+    text = _text_of(item)
     if not settings.filter_burst or echoes < _echoes_min(text, settings):
         return None
     said = f'"{text[:40]}"' if text else "without a text"
-    by = "" if _is_telling(text) else f" by {rating.rater}"
+    by = "" if _is_telling(text) else f" by {item.rater}"
     return Anomaly(
         filter="burst",
-        reason=f"{echoes} or more identical ones {said}{by} from source {rating.feedback.source} "
+        reason=f"{echoes} or more identical ones {said}{by} from source {item.feedback.source} "
         f"within {settings.burst_window_ms} ms",
     )
 
 
-def _text_of(rating: NewRating) -> str:
-    return (rating.feedback.text or "").strip()
+def _text_of(item: NewFeedback) -> str:
+    return (item.feedback.text or "").strip()
 
 
 def _is_telling(text: str) -> bool:
@@ -501,7 +517,7 @@ def _echoes_min(text: str, settings: RewardSettings) -> int:
 
 
 def _compare(
-    crowd: Crowd, policy: str, window: int, rating: NewRating, settings: RewardSettings
+    crowd: Crowd, policy: str, window: int, rating: NewFeedback, settings: RewardSettings
 ) -> RaterCount:
     """Compare ``rating`` with what others said before of the same words."""
     plain = " ".join(rating.reply.split()).casefold()
@@ -511,7 +527,8 @@ def _compare(
     others = [s for digest, s in signs if digest != who]
     kept = (*((d, s) for d, s in signs if d != who), (who, sign))[-MAX_OTHERS:]
     crowd.put(CrowdKey(policy, "words", name), Words(window=window, signs=kept))
-    rater = crowd.rater(policy, rating.rater)
+    of_rater = rating.key(policy, "rater")
+    rater = crowd.rater(of_rater)
     majority = _majority(others, settings)
     if not majority or not sign:
         return rater
@@ -520,7 +537,7 @@ def _compare(
         agreed, contradicted = agreed // 2, contradicted // 2
     same = sign == majority
     rater = replace(rater, agreed=agreed + same, contradicted=contradicted + (not same))
-    crowd.put(CrowdKey(policy, "rater", rating.rater), rater)
+    crowd.put(of_rater, rater)
     return rater
 
 
@@ -535,7 +552,7 @@ def _majority(others: list[int], settings: RewardSettings) -> int:
 
 
 def _contradiction(
-    rating: NewRating, rater: RaterCount, settings: RewardSettings
+    rating: NewFeedback, rater: RaterCount, settings: RewardSettings
 ) -> Anomaly | None:
     compared = rater.agreed + rater.contradicted
     if (
@@ -584,18 +601,20 @@ def turn(
         raters: Those with a rating that a per-user filter found to turn negative.
         settings: The filters.
     """
-    whole = _rolled(crowd.policy(policy), closed_at // settings.crowd_window_ms)
+    of_policy = CrowdKey(policy, "policy", "")
+    whole = _rolled(crowd.policy(of_policy), closed_at // settings.crowd_window_ms)
     for name in raters:
-        rater = crowd.rater(policy, name)
+        of_rater = CrowdKey(policy, "rater", name)
+        rater = crowd.rater(of_rater)
         whole = replace(whole, turned=_moved(whole.turned, rater.turned, whole.window))
-        crowd.put(CrowdKey(policy, "rater", name), replace(rater, turned=whole.window))
+        crowd.put(of_rater, replace(rater, turned=whole.window))
     turned, active = sum(whole.turned), max(1, sum(whole.raters))
     suspended = (
         settings.cohort_suspension
         and turned >= settings.cohort_raters_min
         and turned >= settings.cohort_share * active
     )
-    crowd.put(CrowdKey(policy, "policy", ""), replace(whole, suspended=suspended))
+    crowd.put(of_policy, replace(whole, suspended=suspended))
     return Cohort(
         suspended=suspended,
         raised=suspended and not whole.suspended,
@@ -696,7 +715,7 @@ def restart(crowd: Crowd, clock_ms: int, settings: RewardSettings) -> None:
 
 
 def sweep(crowd: Crowd, clock_ms: int, settings: RewardSettings) -> None:
-    """Forget what no later rating can be compared with any more.
+    """Forget what no later feedback can be compared with any more.
 
     Raters and sources are kept for ``history_ms``, the rest for ``KEPT_WINDOWS`` windows.
     """
@@ -707,7 +726,7 @@ def sweep(crowd: Crowd, clock_ms: int, settings: RewardSettings) -> None:
         key
         for key, entry in crowd.entries.items()
         if key.kind != "templates"
-        and entry.window < (long if key.kind in ("rater", "source") else brief)
+        and entry.window < (long if isinstance(entry, RaterCount | SourceCount) else brief)
     ]
     crowd.drop([*gone, *crowd.old_templates(long)])
 
@@ -718,13 +737,15 @@ def _digest(*parts: object) -> str:
 
 
 __all__ = [
+    "OUTCOME",
+    "RATING",
     "Anomaly",
     "Cohort",
     "Crowd",
     "CrowdKey",
     "Echo",
     "Entry",
-    "NewRating",
+    "NewFeedback",
     "PolicyCount",
     "RaterCount",
     "SourceCount",

@@ -257,7 +257,7 @@ def as_lines(
         yield f"  what if: {_verdict(again)}"
     if unseen:
         yield (
-            f"  what if: not considered: {', '.join(unseen)} (how far ratings are believed and how "
+            f"  what if: not considered: {', '.join(unseen)} (how far feedback is believed and how "
             "often words were used is taken from the record; try them in a shadow)"
         )
     if elsewhere:
@@ -301,7 +301,7 @@ def _step(number: int, step: Step, reward: StepReward, other: StepReward | None)
     yield f"step {number}, reply {step.turn_id}: {_short(step.reply) or '(no text)'}"
     if step.next_user_turn is not None:
         yield f"  then the user: {_short(step.next_user_turn.content)}"
-    yield f"  reward {reward.reward:+.3f}, credibility of its ratings {reward.credibility:.2f}"
+    yield f"  reward {reward.reward:+.3f}, credibility of its feedback {reward.credibility:.2f}"
     yield from _components(reward)
     if other is not None:
         yield f"  what if: {other.reward:+.3f} ({other.reward - reward.reward:+.3f})"

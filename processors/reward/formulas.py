@@ -44,7 +44,7 @@ from streams.contracts import (
 from streams.outcomes import NAME_ATTRIBUTE
 from streams.settings import RewardSettings
 
-FORMULA_ID = "composite-7"
+FORMULA_ID = "composite-8"
 """Name and version of these formulas; changes whenever equal input may score differently."""
 
 REPEATED_ATTRIBUTE = "repeated"
@@ -72,10 +72,10 @@ class Reading(Struct, frozen=True, gc=False):
 
 
 class Credibility(Struct, frozen=True, kw_only=True, gc=False):
-    """How far a rating is believed.
+    """How far a piece of feedback is believed.
 
     Args:
-        weight: Multiplies the rating, in [0, 1].
+        weight: Multiplies a rating, in [0, 1]; of other feedback 1 or, if it is held, 0.
         filter: Which filter or decision set it; empty where none did.
         reason: On what numbers; None where none did.
     """
@@ -112,9 +112,10 @@ class StepContext(Struct, frozen=True, kw_only=True, gc=False):
     Args:
         segment: The segment it belongs to.
         rater: Who gave feedback that names nobody.
-        given: The step's feedback that says something.
+        given: The step's feedback that says something and is not held, but for ratings.
         opinions: Each rater's latest rating of the reply.
-        credibility: Of ratings by feedback event id; one that is missing is believed.
+        claims: What a filter holds of other feedback, or a review decided about it.
+        credibility: Of feedback by event id; what is missing is believed.
         later_user_turns: The user's turns after the reply, as far as the segment shows them.
         signals: What they say about this reply.
         repeated: In how many other sessions its words, its opening or its end were used lately.
@@ -126,6 +127,7 @@ class StepContext(Struct, frozen=True, kw_only=True, gc=False):
     rater: str
     given: Given = ()
     opinions: Mapping[str, tuple[StepFeedback, float]] = field(default_factory=dict)
+    claims: tuple[tuple[StepFeedback, Credibility], ...] = ()
     credibility: Mapping[str, Credibility] = field(default_factory=dict)
     later_user_turns: tuple[Message, ...] = ()
     signals: tuple[TextSignal, ...] = ()
@@ -270,6 +272,17 @@ SIGNAL_KINDS: Mapping[FeedbackKind, Signal] = {
     FeedbackKind.DIRECTIVE: Signal.DIRECTIVE,
 }
 
+CLAIMS: Mapping[FeedbackKind, str] = {
+    FeedbackKind.COPY: "event",
+    FeedbackKind.REGENERATE: "event",
+    FeedbackKind.ABANDON: "event",
+    **dict.fromkeys(SIGNAL_KINDS, "signal"),
+    FeedbackKind.OUTCOME: "outcome",
+}
+"""The kinds besides ratings that are held where somebody floods with them, and what they are: each
+of the three is counted by itself. Dwell and follow-ups are measured with every reply: who has
+much of them uses the product much."""
+
 
 Given = Sequence[tuple[StepFeedback, float]]
 """Pieces of feedback with what they say, the oldest first."""
@@ -302,6 +315,16 @@ def latest_ratings(given: Given, default: str) -> dict[str, tuple[StepFeedback, 
     """Each rater's opinion of one reply: the latest thumb or rating that can be read."""
     return {
         rater_of(item, default): (item, value) for item, value in of_kinds(given, EXPLICIT_KINDS)
+    }
+
+
+def latest_claims(
+    given: Given, default: str
+) -> dict[tuple[str, FeedbackKind], tuple[StepFeedback, float]]:
+    """What each rater claims of one reply: of each kind of ``CLAIMS`` the latest."""
+    return {
+        (rater_of(item, default), item.kind): (item, value)
+        for item, value in of_kinds(given, CLAIMS)
     }
 
 
@@ -569,12 +592,15 @@ def contexts(
         signals += _tool_errors(segment.steps, index) if settings.tool_errors else ()
         plugged, failures = _plugged(plugins, later[0]) if later and plugins.signals else ((), ())
         given = readable(step.feedback)
+        opinions = latest_ratings(given, rater) if given else {}
+        given, claims = _believed(given, rater, credibility)
         result.append(
             StepContext(
                 segment=segment,
                 rater=rater,
                 given=given,
-                opinions=latest_ratings(given, rater) if given else {},
+                opinions=opinions,
+                claims=claims,
                 credibility=credibility,
                 later_user_turns=later,
                 signals=signals,
@@ -584,6 +610,24 @@ def contexts(
             )
         )
     return tuple(result)
+
+
+def _believed(
+    given: Given, rater: str, credibility: Mapping[str, Credibility]
+) -> tuple[Given, tuple[tuple[StepFeedback, Credibility], ...]]:
+    """What was given without the claims that are held, and those that were weighed."""
+    if not (given and credibility):
+        return given, ()
+    claims = latest_claims(given, rater)
+    weighed = {
+        name: (item, credibility[item.event_id])
+        for name, (item, _) in claims.items()
+        if item.event_id in credibility
+    }
+    held = {name for name, (_, belief) in weighed.items() if belief.weight == 0.0}
+    # With the latest of a kind, whatever its rater sent of that kind before.
+    kept = [(i, value) for i, value in given if (rater_of(i, rater), i.kind) not in held]
+    return kept, tuple(weighed.values())
 
 
 def _asked(context: Sequence[Message]) -> tuple[str, ...]:
@@ -793,7 +837,11 @@ def _score(
     failures = (*context.failures, *failed)
     reward = composite(components, renormalise=settings.renormalise)
     opinions = context.opinions
-    beliefs = [context.credibility.get(item.event_id, BELIEVED) for item, _ in opinions.values()]
+    weighed = [
+        *((i, context.credibility.get(i.event_id, BELIEVED)) for i, _ in opinions.values()),
+        *context.claims,
+    ]
+    beliefs = [belief for _, belief in weighed]
     reasons = (
         _sum_line(components, reward, settings),
         *(f"{c.name}: {'; '.join(c.evidence)}" for c in components if c.evidence),
@@ -816,7 +864,7 @@ def _score(
                 filter=belief.filter,
                 reason=belief.reason,
             )
-            for (item, _), belief in zip(opinions.values(), beliefs, strict=True)
+            for item, belief in weighed
             if belief.reason is not None
         ),
     )
@@ -911,7 +959,7 @@ def score_segment(
     Args:
         segment: What to score.
         settings: The weights.
-        credibility: Of ratings, by feedback event id; one that is missing is believed.
+        credibility: Of feedback, by event id; what is missing is believed.
         repeated: In how many other sessions a reply was used lately, by turn id.
         plugins: Signals and components of other packages.
 
@@ -962,7 +1010,7 @@ def score_again(
 ) -> ScoredSegment:
     """Score what ``scored`` holds with other settings.
 
-    How far each rating was believed and how often words were repeated are taken from the record:
+    How far feedback was believed and how often words were repeated are taken from the record:
     they follow from what was known of others at the time.
     """
     beliefs = {
@@ -983,7 +1031,7 @@ def _untrainable_reason(segment: TrajectorySegment, rewards: Sequence[StepReward
         if reward.reward != 0.0:
             return None
     if any(reward.credibility < 1.0 for reward in rewards):
-        return "all rewards are zero: the ratings are held back, see the rewards' reasons"
+        return "all rewards are zero: feedback is held back, see the rewards' reasons"
     if any(c.value is not None for reward in rewards for c in reward.components):
         return "all rewards are zero: what was said for and against adds up to nothing"
     return "all rewards are zero: there is no feedback and no signal on any reply"
@@ -1025,6 +1073,7 @@ def _signed(value: float) -> str:
 
 __all__ = [
     "BELIEVED",
+    "CLAIMS",
     "COMPONENTS",
     "EXPLICIT_KINDS",
     "FORMULA_ID",
@@ -1042,6 +1091,7 @@ __all__ = [
     "default_rater",
     "dwell_points",
     "follow_up_points",
+    "latest_claims",
     "latest_ratings",
     "rater_of",
     "read",

@@ -5,7 +5,7 @@ and returns what to do about it. Per (policy, record key) it remembers which rev
 segment it scored, and the rating history that credibility needs::
 
     revision known or lower   nothing
-    revision new              history amended -> new ratings counted in the crowd -> reviews
+    revision new              history amended -> new feedback counted in the crowd -> reviews
                               -> credibility -> EmitScored, and an EmitReview for each row or
                               anomaly nobody was asked about yet, and what was Observed
 
@@ -23,7 +23,7 @@ Pure: no clock, no randomness, no I/O.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import Struct
@@ -34,15 +34,15 @@ from processors.reward.credibility import (
     amend,
     judge,
     mark_anomalies,
-    new_ratings,
+    new_feedback,
     request_reviews,
     shown,
     suspend,
     trim,
     turned_negative,
 )
-from processors.reward.crowd import Crowd, CrowdKey, NewRating
-from processors.reward.formulas import score_segment
+from processors.reward.crowd import RATING, Crowd, CrowdKey, NewFeedback
+from processors.reward.formulas import Credibility, score_segment
 from processors.reward.plugins import NO_PLUGINS, Plugins
 from processors.reward.signals import words
 from processors.reward.users import (
@@ -88,12 +88,14 @@ class Observed(Struct, frozen=True, gc=False):
         policy: Whose replies were rated.
         ratings: Of each new rating, its sign (-1, 0, 1) and its source.
         held: The filter of each new rating that does not count in full.
+        held_claims: The filter and the kind of other new feedback that is held.
         alarm: Why the filters of single users were suspended just now; None if they were not.
     """
 
     policy: str
     ratings: tuple[tuple[int, str], ...]
     held: tuple[str, ...]
+    held_claims: tuple[tuple[str, str], ...] = ()
     alarm: str | None = None
 
 
@@ -160,7 +162,7 @@ def step(
 
     Returns:
         The state, and what to do: one ``EmitScored``, then any ``EmitReview``, then an
-        ``Observed`` if there are new ratings; or nothing.
+        ``Observed`` if there are new ratings or something new is held; or nothing.
     """
     who = UserKey(segment.policy, record_key(segment))
     user = state.users.get(who, UserHistory())
@@ -173,7 +175,7 @@ def step(
     known = {mark.segment_id for mark in marks}
     before = trim(user.history, since_ms=since_ms, at_most=at_most, recalled=known)
     replies = shown(segment)
-    new = new_ratings(before, segment, replies)
+    new = new_feedback(before, segment, replies)
     history = amend(before, segment, replies)
     history, alarm = _look_around(state.crowd, history, segment, new, settings)
     history, requests = request_reviews(history, segment, settings)
@@ -189,28 +191,51 @@ def step(
     _advance(state, segment.closed_at, settings)
     effects: list[Effect] = [EmitScored(scored, who.key)]
     effects += [EmitReview(request, who.key) for request in requests]
-    if new:
-        seen = tuple(((r.value > 0) - (r.value < 0), r.feedback.source) for r in new)
-        found = [beliefs[i] for i in (r.feedback.event_id for r in new) if i in beliefs]
-        held = tuple(belief.filter for belief in found if belief.weight < 1.0)
-        effects.append(Observed(segment.policy, seen, held, alarm))
+    seen = _observed(segment.policy, new, beliefs, alarm)
+    if seen is not None:
+        effects.append(seen)
     return state, tuple(effects)
+
+
+def _observed(
+    policy: str,
+    new: Sequence[NewFeedback],
+    beliefs: Mapping[str, Credibility],
+    alarm: str | None,
+) -> Observed | None:
+    if not new:
+        return None
+    held = [
+        (item, belief.filter)
+        for item in new
+        if (belief := beliefs.get(item.feedback.event_id)) is not None and belief.weight < 1.0
+    ]
+    seen = Observed(
+        policy,
+        tuple(((r.value > 0) - (r.value < 0), r.feedback.source) for r in new if r.sort == RATING),
+        tuple(name for item, name in held if item.sort == RATING),
+        tuple((name, item.feedback.kind.value) for item, name in held if item.sort != RATING),
+        alarm,
+    )
+    return seen if seen.ratings or seen.held_claims else None
 
 
 def _look_around(
     around: Crowd,
     history: History,
     segment: TrajectorySegment,
-    new: Sequence[NewRating],
+    new: Sequence[NewFeedback],
     settings: RewardSettings,
 ) -> tuple[History, str | None]:
-    """Note on new ratings what they are in the light of all others; and whether to raise alarm."""
+    """Note on new feedback what it is in the light of all other; and whether to raise alarm."""
     if not new:
         return history, None
     policy, closed_at = segment.policy, segment.closed_at
-    ids = [rating.feedback.event_id for rating in new]
     held = crowd.observe(around, policy, closed_at, new, settings)
     history = mark_anomalies(history, held)
+    ids = [item.feedback.event_id for item in new if item.sort == RATING]
+    if not ids:
+        return history, None
     turned = turned_negative(history, segment.segment_id, ids, settings)
     cohort = crowd.turn(around, policy, closed_at, turned, settings)
     if cohort.suspended:

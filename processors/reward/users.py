@@ -21,6 +21,7 @@ from processors.reward.credibility import (
     decision_order,
     opinion_order,
 )
+from streams.contracts import FeedbackKind
 
 
 class UserKey(Struct, frozen=True, order=True, gc=False):
@@ -52,7 +53,7 @@ class UserHistory(Struct, frozen=True, kw_only=True, gc=False):
     Args:
         clock_ms: The largest ``closed_at`` seen under this key.
         marks: Scored segments, by closing time, oldest first.
-        history: Ratings and decisions.
+        history: Ratings, decisions and claims.
     """
 
     clock_ms: int = 0
@@ -72,6 +73,7 @@ class NotedOpinion(Struct, frozen=True, array_like=True, gc=False):
     request: tuple[str, str, str] | None
     anomaly: tuple[str, str] | None
     suspended: str | None
+    kind: FeedbackKind | None = None
 
 
 class NotedDecision(Struct, frozen=True, array_like=True, gc=False):
@@ -91,9 +93,10 @@ class Note(Struct, frozen=True, array_like=True, gc=False):
         clock_ms: The key's clock when this was written. The newest note has the newest.
         closed_at: When the revision closed that is remembered, ms.
         revision: Its number; None if only ratings or decisions are remembered.
-        session_id: The segment's session; empty if there are no ratings.
+        session_id: The segment's session; empty if there are neither ratings nor claims.
         opinions: The ratings it showed, in order of event time.
         decisions: The reviews it showed, in order of event time.
+        claims: Other feedback that it showed, in order of event time.
     """
 
     clock_ms: int
@@ -102,6 +105,7 @@ class Note(Struct, frozen=True, array_like=True, gc=False):
     session_id: str
     opinions: tuple[NotedOpinion, ...]
     decisions: tuple[NotedDecision, ...]
+    claims: tuple[NotedOpinion, ...] = ()
 
 
 def mark_order(mark: Mark) -> tuple[int, str]:
@@ -112,7 +116,7 @@ def mark_order(mark: Mark) -> tuple[int, str]:
 def segments_of(user: UserHistory) -> set[str]:
     """The segments that ``user`` has notes of."""
     history = user.history
-    return _segments(user.marks) | _segments(history.opinions) | _segments(history.decisions)
+    return _segments((*user.marks, *history.opinions, *history.decisions, *history.claims))
 
 
 def _segments(items: Iterable[Mark | Opinion | Decision]) -> set[str]:
@@ -128,6 +132,7 @@ def touched(before: UserHistory, after: UserHistory) -> set[str]:
         _differ(before.marks, after.marks)
         | _differ(before.history.opinions, after.history.opinions)
         | _differ(before.history.decisions, after.history.decisions)
+        | _differ(before.history.claims, after.history.claims)
     )
 
 
@@ -147,20 +152,22 @@ def note_of(user: UserHistory, segment_id: str) -> Note | None:
     marks = [mark for mark in user.marks if mark.segment_id == segment_id]
     opinions = [o for o in user.history.opinions if o.segment_id == segment_id]
     decisions = [d for d in user.history.decisions if d.segment_id == segment_id]
+    claims = [c for c in user.history.claims if c.segment_id == segment_id]
     # All of a segment is replaced with each revision, so one time is that of all.
-    found: list[Mark | Opinion | Decision] = [*marks, *opinions, *decisions]
+    found: list[Mark | Opinion | Decision] = [*marks, *opinions, *decisions, *claims]
     if not found:
         return None
     return Note(
         clock_ms=user.clock_ms,
         closed_at=found[0].closed_at,
         revision=marks[0].revision if marks else None,
-        session_id=opinions[0].session_id if opinions else "",
+        session_id=next((o.session_id for o in (*opinions, *claims)), ""),
         opinions=tuple(map(_noted, opinions)),
         decisions=tuple(
             NotedDecision(d.event_id, d.turn_id, d.upheld, d.event_time, d.request_id)
             for d in decisions
         ),
+        claims=tuple(map(_noted, claims)),
     )
 
 
@@ -176,6 +183,7 @@ def _noted(opinion: Opinion) -> NotedOpinion:
         request=None if place is None else (place.event_id, place.segment_id, place.turn_id),
         anomaly=opinion.anomaly,
         suspended=opinion.suspended,
+        kind=opinion.kind,
     )
 
 
@@ -186,7 +194,8 @@ def joined(notes: Mapping[str, Note]) -> UserHistory:
         for segment_id, note in notes.items()
         if note.revision is not None
     ]
-    opinions = [o for segment_id, note in notes.items() for o in _opinions(segment_id, note)]
+    opinions = [o for s, note in notes.items() for o in _opinions(s, note, note.opinions)]
+    claims = [c for s, note in notes.items() for c in _opinions(s, note, note.claims)]
     decisions = [d for segment_id, note in notes.items() for d in _decisions(segment_id, note)]
     return UserHistory(
         clock_ms=max(note.clock_ms for note in notes.values()),
@@ -194,12 +203,13 @@ def joined(notes: Mapping[str, Note]) -> UserHistory:
         history=History(
             opinions=tuple(sorted(opinions, key=opinion_order)),
             decisions=tuple(sorted(decisions, key=decision_order)),
+            claims=tuple(sorted(claims, key=opinion_order)),
         ),
     )
 
 
-def _opinions(segment_id: str, note: Note) -> Iterable[Opinion]:
-    for noted in note.opinions:
+def _opinions(segment_id: str, note: Note, of: Iterable[NotedOpinion]) -> Iterable[Opinion]:
+    for noted in of:
         place = noted.request
         yield Opinion(
             event_id=noted.event_id,
@@ -216,6 +226,7 @@ def _opinions(segment_id: str, note: Note) -> Iterable[Opinion]:
             else RequestPlace(event_id=place[0], segment_id=place[1], turn_id=place[2]),
             anomaly=noted.anomaly,
             suspended=noted.suspended,
+            kind=noted.kind,
         )
 
 

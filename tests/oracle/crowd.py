@@ -14,13 +14,26 @@ from dataclasses import dataclass, field
 from streams.contracts import FeedbackKind, StepFeedback, TrajectorySegment
 from tests.oracle.reward import Asked, Oracle, Rating
 
+SORTS = {
+    FeedbackKind.RATING: "rating",
+    FeedbackKind.COPY: "event",
+    FeedbackKind.REGENERATE: "event",
+    FeedbackKind.ABANDON: "event",
+    FeedbackKind.CORRECTION: "signal",
+    FeedbackKind.CONFIRMATION: "signal",
+    FeedbackKind.REPETITION: "signal",
+    FeedbackKind.DIRECTIVE: "signal",
+    FeedbackKind.OUTCOME: "outcome",
+}
+"""What is counted together."""
+
 KEPT_WINDOWS = 2
 """Windows for which identical feedback and opinions of the same words are remembered."""
 
 
 @dataclass
 class Shown:
-    """A rating as it first showed.
+    """A rating or claim as it first showed.
 
     Args:
         at: Place of its segment in the log.
@@ -45,6 +58,10 @@ class Shown:
     words: str
     turned: bool = False
     agrees: bool | None = None
+
+    @property
+    def sort(self) -> str:
+        return SORTS[self.item.kind]
 
     @property
     def sign(self) -> int:
@@ -84,20 +101,22 @@ class CrowdOracle(Oracle):
         self._look(segment)
         ratings = self._ratings(segment)
         rows = [row for rater in self._raters(ratings) for row in self._rows(segment, rater)]
-        return self._weights(segment, ratings, rows), self._to_ask(segment, rows)
+        weights = self._weights(segment, ratings, rows) | self._held_claims(segment)
+        return weights, [*self._to_ask(segment, rows), *self._to_ask_of_claims(segment)]
 
     def _look(self, segment: TrajectorySegment) -> None:
         """Take a segment into the log, and look at what shows in it for the first time."""
         before = self._latest(segment)
         at = len(self.log)
         self.log.append(segment)
-        now = {rating.event for rating in self._ratings_of(segment)}
-        for event in before - now:
-            place = self._key(segment), segment.segment_id, event
+        now = {one.name for one in self._given_in(segment)}
+        for name in before - now:
+            place = self._key(segment), segment.segment_id, name
             self.found.pop(place, None)
             self.asked.pop(place, None)
         new = [self._show(segment, at, place) for place in self._places(segment, before)]
-        self.alarm = self._cohort(segment, new) if new else False
+        ratings = [one for one in new if one.sort == "rating"]
+        self.alarm = self._cohort(segment, ratings) if ratings else False
         newest = max(map(self._window, self.log))
         if newest != max(map(self._window, self.log[:-1]), default=0):
             self.sweeps.append((at, newest))
@@ -108,34 +127,57 @@ class CrowdOracle(Oracle):
         return segment.closed_at // self.settings.crowd_window_ms
 
     def _latest(self, segment: TrajectorySegment) -> set[str]:
-        """Ratings in the newest revision so far."""
+        """Names of what the newest revision so far shows."""
         known = [s for s in self._newest(segment) if s.segment_id == segment.segment_id]
-        return {rating.event for s in known for rating in self._ratings_of(s)}
+        return {one.name for s in known for one in self._given_in(s)}
 
-    def _ratings_of(self, segment: TrajectorySegment) -> list[Rating]:
-        return [r for r in self._ratings(segment) if r.segment == segment.segment_id]
+    def _given(self, segment: TrajectorySegment) -> list[Rating]:
+        return self._ratings(segment) + self._claims(segment)
+
+    def _given_in(self, segment: TrajectorySegment) -> list[Rating]:
+        return [r for r in self._given(segment) if r.segment == segment.segment_id]
+
+    def _claims(self, segment: TrajectorySegment) -> list[Rating]:
+        """Of each kind the latest claim by each rater about each reply."""
+        last: dict[tuple[str, str], Rating] = {}
+        for known in self._newest(segment):
+            for step in known.steps:
+                for item in sorted(step.feedback, key=lambda f: f.event_time):
+                    if SORTS.get(item.kind, "rating") == "rating":
+                        continue
+                    if item.kind is FeedbackKind.OUTCOME and abs(item.value or 0.0) > 1:
+                        continue
+                    rater, value = self._rater(known, item), item.value or 0.0
+                    one = Rating(
+                        item.event_time, known.segment_id, item.event_id, rater, value,
+                        step.turn_id, item.kind,
+                    )  # fmt: skip
+                    last[known.segment_id, one.name] = one
+        return sorted(last.values(), key=lambda r: (r.at, r.segment, r.event))
 
     def _places(
         self, segment: TrajectorySegment, known: set[str]
     ) -> list[tuple[str, StepFeedback, str, str]]:
-        """Rater, feedback, turn and reply of each new rating, in the order shown."""
+        """Rater, feedback, turn and reply of all that is new, ratings first, in the order shown."""
         found: list[tuple[str, StepFeedback, str, str]] = []
-        counted = {rating.event: rating.rater for rating in self._ratings_of(segment)}
-        for step in segment.steps:
-            ordered = sorted(step.feedback, key=lambda f: f.event_time)
-            mine = [f for f in ordered if f.event_id in counted]
-            raters = [self._rater(segment, f) for f in ordered if self._is_rating(f)]
-            for rater in dict.fromkeys(raters):
-                found += [
-                    (rater, item, step.turn_id, step.reply)
-                    for item in mine
-                    if self._rater(segment, item) == rater and item.event_id not in known
+        items = {
+            (step.turn_id, item.event_id): (item, step)
+            for step in segment.steps
+            for item in step.feedback
+        }
+        new = [one for one in self._given_in(segment) if one.name not in known]
+        for is_claim in (False, True):
+            for step in segment.steps:
+                mine = [
+                    one
+                    for one in new
+                    if one.turn == step.turn_id
+                    and (one.kind is not FeedbackKind.RATING) is is_claim
                 ]
+                for one in mine:
+                    item, _ = items[step.turn_id, one.event]
+                    found.append((one.rater, item, step.turn_id, step.reply))
         return found
-
-    @staticmethod
-    def _is_rating(item: StepFeedback) -> bool:
-        return item.kind is FeedbackKind.RATING and item.value is not None and abs(item.value) <= 1
 
     @staticmethod
     def _rater(segment: TrajectorySegment, item: StepFeedback) -> str:
@@ -147,10 +189,10 @@ class CrowdOracle(Oracle):
         self, segment: TrajectorySegment, at: int, place: tuple[str, StepFeedback, str, str]
     ) -> Shown:
         rater, item, turn_id, reply = place
-        assert item.value is not None
         window = self._window(segment)
         plain = " ".join(reply.split()).casefold()
-        counted_in = max([window, *(s.counted_in for s in self._alive_policy(segment.policy, at))])
+        alive = self._alive_policy(segment.policy, SORTS[item.kind], at)
+        counted_in = max([window, *(s.counted_in for s in alive)])
         one = Shown(
             at=at,
             policy=segment.policy,
@@ -158,14 +200,15 @@ class CrowdOracle(Oracle):
             counted_in=counted_in,
             rater=rater,
             item=item,
-            value=item.value,
+            value=item.value or 0.0,
             words=plain if len(plain) >= 20 else f"turn {turn_id}",
         )
-        one.agrees = self._agrees(one)
+        one.agrees = self._agrees(one) if one.sort == "rating" else None
         self.shown.append(one)
-        name = self._flood(one) or self._burst(one) or self._contradiction(one)
-        if name:
-            self.found[self._key(segment), segment.segment_id, item.event_id] = ("held", name)
+        found = self._flood(one) or self._burst(one) or self._contradiction(one)
+        if found:
+            (name,) = {r.name for r in self._given_in(segment) if r.event == item.event_id}
+            self.found[self._key(segment), segment.segment_id, name] = ("held", found)
         return one
 
     # Remembering
@@ -183,8 +226,8 @@ class CrowdOracle(Oracle):
                 start = max(start, past[-1] + 1)
         return list(entries[start:])
 
-    def _alive_policy(self, policy: str, at: int) -> list[Shown]:
-        mine = [s for s in self.shown if s.policy == policy]
+    def _alive_policy(self, policy: str, sort: str, at: int) -> list[Shown]:
+        mine = [s for s in self.shown if (s.policy, s.sort) == (policy, sort)]
         return self._alive(mine, at, "counted_in")
 
     # The filters
@@ -193,11 +236,12 @@ class CrowdOracle(Oracle):
         settings = self.settings
         if not settings.filter_flood:
             return ""
-        everyone = self._alive_policy(one.policy, one.at)
+        everyone = self._alive_policy(one.policy, one.sort, one.at)
         now, before = one.counted_in, one.counted_in - 1
         recent = [s for s in everyone if s.counted_in in (now, before)]
         # A rater's own two windows are those they rated in.
-        mine = [s for s in self.shown if (s.policy, s.rater) == (one.policy, one.rater)]
+        sort = [s for s in self.shown if (s.policy, s.sort) == (one.policy, one.sort)]
+        mine = [s for s in sort if s.rater == one.rater]
         own = [s for s in mine if s.counted_in in (now, before)]
         raters = {s.rater for s in recent} - {one.rater}
         average = (len(recent) - len(own)) / len(raters) if raters else 0.0
@@ -207,9 +251,9 @@ class CrowdOracle(Oracle):
             and len(own) > settings.flood_factor * average
         ):
             return "flood"
-        source = [
-            s for s in self.shown if (s.policy, s.item.source) == (one.policy, one.item.source)
-        ]
+        if one.sort == "outcome":
+            return ""
+        source = [s for s in sort if s.item.source == one.item.source]
         counts: dict[int, int] = {}
         for s in source:
             newest = max([s.window, *counts])
@@ -241,11 +285,15 @@ class CrowdOracle(Oracle):
         enough = self.settings.burst_texts if one.is_long else self.settings.burst_ratings
         last = times[-enough:]
         near = [t for t in last if abs(t - one.item.event_time) <= self.settings.burst_window_ms]
-        is_one = self.settings.filter_burst and len(near) >= enough
+        is_one = self.settings.filter_burst and one.sort != "outcome" and len(near) >= enough
         return "burst" if is_one else ""
 
     def _agrees(self, one: Shown) -> bool | None:
-        said = [s for s in self.shown if (s.policy, s.words) == (one.policy, one.words)]
+        said = [
+            s
+            for s in self.shown
+            if (s.policy, s.words) == (one.policy, one.words) and s.sort == "rating"
+        ]
         signs: dict[str, int] = {}
         for s in self._alive(said, one.at):
             signs.pop(s.rater, None)
@@ -268,6 +316,7 @@ class CrowdOracle(Oracle):
         settings = self.settings
         if (
             not settings.filter_contradiction
+            or one.sort != "rating"
             or len(mine) < settings.contradiction_ratings_min
             or against < settings.contradiction_share * len(mine)
         ):
@@ -295,7 +344,7 @@ class CrowdOracle(Oracle):
                     )
                 ):
                     one.turned = True
-        everyone = self._alive_policy(policy, len(self.log) - 1)
+        everyone = self._alive_policy(policy, "rating", len(self.log) - 1)
         newest = everyone[-1].counted_in
         turned = self._in_two_windows(everyone, newest, turned=True)
         active = self._in_two_windows(everyone, newest)
@@ -313,7 +362,11 @@ class CrowdOracle(Oracle):
         forgotten = any(
             0 <= known_at <= place < at
             and sweep - KEPT_WINDOWS
-            > max(s.counted_in for s in self.shown if s.policy == policy and s.at <= place)
+            > max(
+                s.counted_in
+                for s in self.shown
+                if (s.policy, s.sort) == (policy, "rating") and s.at <= place
+            )
             for place, sweep in self.sweeps
         )
         self.alarmed[policy] = at, suspended
@@ -376,6 +429,34 @@ class CrowdOracle(Oracle):
                 found = self._found(segment, rating)
                 if found is not None and found[0] == "held":
                     held.setdefault((rating.segment, found[1]), []).append(rating)
+            groups += held.values()
+        return super()._to_ask(segment, groups)
+
+    # What follows for the claims of a user
+
+    def _is_held(self, segment: TrajectorySegment, claim: Rating) -> bool:
+        return (self._key(segment), claim.segment, claim.name) in self.found
+
+    def _held_claims(self, segment: TrajectorySegment) -> dict[str, tuple[float, str]]:
+        """What claims in ``segment`` count that are held, or were until they were decided."""
+        weights: dict[str, tuple[float, str]] = {}
+        for claim in self._claims(segment):
+            if claim.segment == segment.segment_id and self._is_held(segment, claim):
+                _, name = self.found[self._key(segment), claim.segment, claim.name]
+                decision = self._decision(segment, claim)
+                weights[claim.event] = (
+                    (0.0, name) if decision is None else (float(decision), "review")
+                )
+        return weights
+
+    def _to_ask_of_claims(self, segment: TrajectorySegment) -> list[Asked]:
+        groups: list[list[Rating]] = []
+        for rater in self._raters(self._claims(segment)):
+            held: dict[tuple[str, str, str], list[Rating]] = {}
+            for claim in rater:
+                if self._is_held(segment, claim):
+                    _, name = self.found[self._key(segment), claim.segment, claim.name]
+                    held.setdefault((claim.segment, name, SORTS[claim.kind]), []).append(claim)
             groups += held.values()
         return super()._to_ask(segment, groups)
 

@@ -17,7 +17,7 @@ from streams.settings import RewardSettings
 
 @dataclass(frozen=True)
 class Rating:
-    """A thumb or rating as the newest revision of its segment shows it."""
+    """A rating, or of another kind a claim, as the newest revision of its segment shows it."""
 
     at: int
     segment: str
@@ -25,6 +25,14 @@ class Rating:
     rater: str
     value: float
     turn: str
+    kind: FeedbackKind = FeedbackKind.RATING
+
+    @property
+    def name(self) -> str:
+        """Equal for the same rating; and for claims of one kind by one rater about one reply."""
+        if self.kind is FeedbackKind.RATING:
+            return self.event
+        return f"{self.kind} of {self.turn} by {self.rater}"
 
 
 @dataclass(frozen=True)
@@ -69,8 +77,8 @@ class Oracle:
     def asked_as(self, segment: TrajectorySegment, asked: Asked, request_id: str) -> None:
         """A request was made under this id."""
         for event in asked.events:
-            (place,) = {r.segment for r in self._ratings(segment) if r.event == event}
-            self.asked[self._key(segment), place, event] = request_id, asked
+            (one,) = [r for r in self._given(segment) if r.event == event]
+            self.asked[self._key(segment), one.segment, one.name] = request_id, asked
 
     # What there is
 
@@ -84,6 +92,10 @@ class Oracle:
     def _newest(self, segment: TrajectorySegment) -> list[TrajectorySegment]:
         latest = {known.segment_id: known for known in self._of_user(segment)}
         return list(latest.values())
+
+    def _given(self, segment: TrajectorySegment) -> list[Rating]:
+        """All that requests may be about."""
+        return self._ratings(segment)
 
     def _ratings(self, segment: TrajectorySegment) -> list[Rating]:
         found: list[Rating] = []
@@ -111,7 +123,7 @@ class Oracle:
 
     def _decision(self, segment: TrajectorySegment, rating: Rating) -> bool | None:
         """Whether the latest review about ``rating`` upheld it; None if there is none."""
-        known = self.asked.get((self._key(segment), rating.segment, rating.event))
+        known = self.asked.get((self._key(segment), rating.segment, rating.name))
         places = {(rating.segment, rating.turn)}
         if known is not None:
             places.add((known[1].segment, known[1].turn))
@@ -171,7 +183,7 @@ class Oracle:
             waiting = [
                 r
                 for r in row
-                if (self._key(segment), r.segment, r.event) not in self.asked
+                if (self._key(segment), r.segment, r.name) not in self.asked
                 and self._decision(segment, r) is None
             ]
             if waiting:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
@@ -39,22 +40,28 @@ WIDE: RewardSettings = CROWDED.model_copy(
 )
 """Bounds that short logs reach, and a history that holds all there is."""
 
+CALM: RewardSettings = WIDE.model_copy(update={"filter_flood": False})
+"""Without the filter that finds most in short logs, before the others do."""
+
 REPLIES = (
     "Yes.",
     "one two three four five six seven",
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu nu xi",
     "alpha beta gamma delta epsilon zeta eta theta iota kappa lambda mu omicron pi",
 )
+MOST_REPLIES = 8
+VALUED = (FeedbackKind.RATING, FeedbackKind.OUTCOME)
 TEXTS = (None, "spam", "the same words from many people")
 SOURCES = ("gateway", "script")
 
 
 @dataclass(frozen=True)
 class Given:
-    """A rating on a reply.
+    """Feedback on a reply.
 
     Args:
         rater: Who gave it; None is the segment's user.
+        again: Whether they sent it twice.
     """
 
     value: float
@@ -62,6 +69,8 @@ class Given:
     source: int
     text: int
     rater: int | None
+    kind: FeedbackKind
+    again: bool
 
 
 @dataclass(frozen=True)
@@ -71,6 +80,7 @@ class Plan:
     Args:
         wait: Minutes that the log's clock moves on.
         late: Whether it closed a window before that clock's.
+        goes_on: Whether it shows what the record of its segment before showed, and more.
     """
 
     user: int
@@ -81,38 +91,58 @@ class Plan:
     wait: int
     late: bool
     policy: str
+    goes_on: bool
 
 
-rating = st.builds(
-    Given,
-    value=st.sampled_from([-1.0, -1.0, -1.0, -0.2, 0.0, 1.0, 1.0]),
-    reply=st.integers(0, len(REPLIES) - 1),
-    source=st.sampled_from([0, 0, 1]),
-    text=st.integers(0, len(TEXTS) - 1),
-    rater=st.sampled_from([None, None, None, 0, 1, 2]),
-)
-plan = st.builds(
-    Plan,
-    user=st.integers(0, 4),
-    segment=st.integers(0, 3),
-    revision=st.integers(0, 2),
-    given=st.lists(rating, max_size=4).map(tuple),
-    reviewed=st.sampled_from([None, None, None, None, 1.0, -1.0]),
-    wait=st.sampled_from([0, 0, 0, 1, 1, 2, 4, 9, 20]),
-    late=st.sampled_from([False, False, False, True]),
-    policy=st.sampled_from(["default", "default", "default", "other"]),
-)
+RATED = [FeedbackKind.RATING]
+MIXED = [
+    FeedbackKind.RATING,
+    FeedbackKind.RATING,
+    FeedbackKind.COPY,
+    FeedbackKind.COPY,
+    FeedbackKind.ABANDON,
+    FeedbackKind.CORRECTION,
+    FeedbackKind.OUTCOME,
+    FeedbackKind.DWELL,
+]
+
+
+def plans_of(kinds: Sequence[FeedbackKind], least: int = 0) -> st.SearchStrategy[list[Plan]]:
+    """Logs with feedback of these kinds; where there are more than one, of fewer users."""
+    given = st.builds(
+        Given,
+        value=st.sampled_from([-1.0, -1.0, -1.0, -0.2, 0.0, 1.0, 1.0]),
+        reply=st.integers(0, len(REPLIES) - 1),
+        source=st.sampled_from([0, 0, 1]),
+        text=st.integers(0, len(TEXTS) - 1),
+        rater=st.sampled_from([None, None, None, 0, 1, 2]),
+        kind=st.sampled_from(kinds),
+        again=st.sampled_from([*[False] * 5, True]) if kinds is MIXED else st.just(False),
+    )
+    plan = st.builds(
+        Plan,
+        user=st.integers(0, 4 if kinds is RATED else 2),
+        segment=st.integers(0, 3 if kinds is RATED else 2),
+        revision=st.integers(0, 2),
+        given=st.lists(given, max_size=4).map(tuple),
+        reviewed=st.sampled_from([None, None, None, None, 1.0, -1.0]),
+        wait=st.sampled_from([0, 0, 0, 1, 1, 2, 4, 9, 20]),
+        late=st.sampled_from([False, False, False, True]),
+        policy=st.sampled_from(["default", "default", "default", "other"]),
+        goes_on=st.booleans(),
+    )
+    return st.lists(plan, min_size=least, max_size=40)
 
 
 def _feedback(name: str, item: Given, time: int) -> StepFeedback:
     return StepFeedback(
         event_id=name,
-        kind=FeedbackKind.RATING,
+        kind=item.kind,
         event_time=time,
         delay_ms=0,
         attributed_by=AttributedBy.TURN_ID,
         source=SOURCES[item.source],
-        value=item.value,
+        value=item.value if item.kind in VALUED else None,
         text=TEXTS[item.text],
         user_id=None if item.rater is None else f"u{item.rater}",
     )
@@ -137,7 +167,14 @@ def _record(item: Plan, position: int, minute: int) -> TrajectorySegment:
             turn_id=f"{name}-{n}",
             reply=REPLIES[given.reply],
             event_time=0,
-            feedback=(_feedback(f"{name}-{n}", given, 20_000 * (10 * item.segment + n)),),
+            feedback=tuple(
+                _feedback(
+                    f"{name}-{n}-{given.kind.value}{time}",
+                    given,
+                    20_000 * (10 * item.segment + n) + time,
+                )
+                for time in range(1 + given.again)
+            ),
         )
         for n, given in enumerate(item.given)
     ]
@@ -167,25 +204,30 @@ def _record(item: Plan, position: int, minute: int) -> TrajectorySegment:
 
 def log_of(plans: Sequence[Plan]) -> list[TrajectorySegment]:
     minute, log = 100, []
+    shown: dict[tuple[str, int, int], tuple[Given, ...]] = {}
     for position, item in enumerate(plans):
         minute += item.wait
+        name = item.policy, item.user, item.segment
+        if item.goes_on:
+            item = replace(item, given=(*shown.get(name, ()), *item.given)[:MOST_REPLIES])
+        shown[name] = item.given
         log.append(_record(item, position, minute))
     return log
 
 
-logs = st.lists(plan, max_size=40) | st.lists(plan, min_size=15, max_size=40)
+logs = plans_of(RATED) | plans_of(RATED, 15) | plans_of(MIXED) | plans_of(MIXED, 15)
 
 
-@settings(max_examples=400)
-@given(plans=logs, stops=st.sets(st.integers(0, 39)))
+@settings(max_examples=500)
+@given(plans=logs, stops=st.sets(st.integers(0, 39)), filters=st.sampled_from([WIDE, CALM]))
 def test_the_filters_find_what_the_rules_say_restarted_or_not(
-    plans: list[Plan], stops: set[int]
+    plans: list[Plan], stops: set[int], filters: RewardSettings
 ) -> None:
-    oracle, state = CrowdOracle(WIDE), RewardState()
+    oracle, state = CrowdOracle(filters), RewardState()
     written: dict[bytes, bytes] = {}
     for number, segment in enumerate(log_of(plans)):
         accepted = oracle.accepts(segment)
-        state, effects = step(state, segment, WIDE)
+        state, effects = step(state, segment, filters)
         assert bool(effects) is accepted
         if not accepted:
             continue
@@ -211,20 +253,31 @@ def test_the_filters_find_what_the_rules_say_restarted_or_not(
             state = restore((decode_key(k), decode_entry(v)) for k, v in written.items())
 
 
-def test_the_logs_reach_every_filter() -> None:
+@pytest.mark.parametrize(
+    ("kinds", "filters", "names"),
+    [
+        (RATED, CALM, ["contradiction", "cohort", "row", "departure", "burst", "alarm"]),
+        (MIXED, WIDE, ["claim flood", "claim burst", "claim review", "flood", "row", "review"]),
+    ],
+)
+def test_the_logs_reach_every_filter(
+    kinds: Sequence[FeedbackKind], filters: RewardSettings, names: list[str]
+) -> None:
     """Of logs drawn at random some show each of them; otherwise the test above shows nothing."""
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=200, database=None, derandomize=True)
-    @given(plans=st.lists(plan, min_size=15, max_size=40))
+    @settings(max_examples=250, database=None, derandomize=True)
+    @given(plans=plans_of(kinds, 15))
     def look(plans: list[Plan]) -> None:
-        oracle = CrowdOracle(WIDE)
+        oracle = CrowdOracle(filters)
         for segment in log_of(plans):
             if oracle.accepts(segment):
                 weights, _ = oracle.apply(segment)
-                seen.update(name for _, name in weights.values())
+                seen.update(
+                    name if "-rating" in event_id else f"claim {name}"
+                    for event_id, (_, name) in weights.items()
+                )
                 seen.update(["alarm"] if oracle.alarm else [])
 
     look()
-    names = ("flood", "burst", "contradiction", "cohort", "row", "departure", "review", "alarm")
     assert {name for name in names if seen[name] >= 5} == set(names), seen

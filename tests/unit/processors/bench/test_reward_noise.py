@@ -31,7 +31,7 @@ def test_the_same_conversations_are_spoilt_at_every_level() -> None:
     assert honest < {segment.segment_id for segment in after}
     assert clean.truth.quality.items() <= spoilt.truth.quality.items()
     assert clean.truth.bad == clean.truth.malicious == set()
-    own = spoilt.truth.ratings & clean.truth.ratings
+    own = spoilt.truth.given & clean.truth.given
     turned = len(spoilt.truth.bad & own) / len(own)
     assert 0.25 < turned < 0.55
     volume = sum(segment.user_id == "malicious" for segment in after)
@@ -39,7 +39,7 @@ def test_the_same_conversations_are_spoilt_at_every_level() -> None:
 
 
 def test_no_filter_finds_what_one_by_one_was_turned_round_at_random() -> None:
-    made = Conversations(PLAN, 1, 0.2, attacked=False)
+    made = Conversations(PLAN, 1, 0.2, "none")
     off = RewardSettings().model_copy(update=OFF)
     assert score(made, off).bad_let_through == 1.0
     assert made.truth.malicious == set()
@@ -56,8 +56,18 @@ def test_filters_keep_the_malicious_user_out() -> None:
     assert off["rank_correlation_all"][0] < on["rank_correlation_all"][0]
     assert on["rank_correlation_all"][0] < on["rank_correlation"][0]
     assert report.subjects["clean"]["rank_correlation_all"][0] > on["rank_correlation_all"][0]
-    assert [goal.at_most for goal in report.goals] == [True, True]
+    assert [goal.at_most for goal in report.goals] == [True, True, True]
     assert run(PLAN, RewardSettings()).subjects == report.subjects
+
+
+def test_filters_keep_a_flood_of_events_out() -> None:
+    plan = NoisePlan(users=60, hours=3)
+    off = RewardSettings().model_copy(update=OFF)
+    held = score(Conversations(plan, 1, 0.2, "events"), RewardSettings())
+    believed = score(Conversations(plan, 1, 0.2, "events"), off)
+    assert held.malicious_weight < 0.3 < 0.6 < believed.malicious_weight
+    assert held.bad_let_through < 0.25 < believed.bad_let_through == 1.0
+    assert held.rank_correlation > believed.rank_correlation + 0.1
 
 
 def test_other_levels_have_no_goals() -> None:

@@ -65,6 +65,24 @@ def log() -> Iterator[TrajectorySegment]:
         )
 
 
+def loud() -> Iterator[TrajectorySegment]:
+    """A user who copies, corrects and buys all the time, among some who do so now and then."""
+    kinds = (FeedbackKind.COPY, FeedbackKind.CORRECTION, FeedbackKind.OUTCOME)
+    for number in range(40):
+        user = "loud" if number >= 6 else f"u{number}"
+        given = [
+            feedback(f"{kind.value}-{number}", kind, 1.0, event_time=60_000 * number)
+            for kind in kinds
+        ]
+        yield segment(
+            [reply(f"a-loud-{number}", *given)],
+            segment_id=f"loud-{number}",
+            session_id=f"session-{user}",
+            user_id=user,
+            closed_at=HOUR_MS * 200 + 60_000 * number,
+        )
+
+
 def _given(chance: random.Random, name: str) -> StepFeedback:
     usual = (FeedbackKind.THUMB, FeedbackKind.RATING)
     kind = chance.choice(EARNING if chance.random() < 0.4 else usual)
@@ -92,7 +110,7 @@ def digest() -> str:
             note(score_segment(item, settings).rewards)
     for settings in SETTINGS:
         state = RewardState()
-        for item in log():
+        for item in (*log(), *loud()):
             state, effects = step(state, item, settings)
             for effect in effects:
                 if isinstance(effect, EmitScored):

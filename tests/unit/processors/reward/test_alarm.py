@@ -10,12 +10,12 @@ import pytest
 from processors.reward.agent import NONZERO_WINDOW, RewardProcessor, RewardTopics
 from processors.runtime.records import Record
 from streams import metrics as names
-from streams.contracts import TrajectorySegment
+from streams.contracts import FeedbackKind, TrajectorySegment
 from streams.metrics import ProcessorMetrics
 from streams.serde import build_codec
 from streams.settings import RewardSettings
 from streams.topics import SEGMENTS
-from tests.unit.processors.reward.builders import HOUR_MS, reply, segment, thumb
+from tests.unit.processors.reward.builders import HOUR_MS, feedback, reply, segment, thumb
 
 CODEC = build_codec()
 NOTHING: Mapping[bytes, bytes] = {}
@@ -112,6 +112,18 @@ def test_monitoring_counts_ratings_before_filters_and_the_cohort_raises_an_alarm
     assert worker.metrics.value(names.HELD_RATINGS, filter="row") == 4
     assert worker.metrics.value(names.COHORT_ALARMS, policy="default") == 1
     assert "5 of 5 raters turned negative together" in caplog.text
+
+
+def test_monitoring_counts_what_else_is_held_by_kind() -> None:
+    worker = Worker()
+    worker.score(
+        [
+            segment([reply(f"a{n}", feedback(f"f{n}", FeedbackKind.COPY))], segment_id=f"s{n}")
+            for n in range(12)
+        ]
+    )
+    assert worker.metrics.value(names.HELD_CLAIMS, filter="burst", kind="copy") == 3
+    assert worker.metrics.registry.get_sample_value("clawstream_ratings_total") is None
 
 
 @pytest.mark.parametrize("hours", [1, 2, 24])

@@ -20,11 +20,10 @@ from processors.reward.machine import (
     step,
     take_changes,
 )
-from streams.contracts import FeedbackKind, ReviewRequest, ScoredSegment, TrajectorySegment
+from streams.contracts import ReviewRequest, ScoredSegment, TrajectorySegment
 from streams.settings import RewardSettings
 from tests.unit.processors.reward.builders import (
     HOUR_MS,
-    feedback,
     reply,
     review,
     segment,
@@ -457,10 +456,3 @@ def test_what_is_remembered_of_the_crowd_is_forgotten_in_time() -> None:
     assert sum(key.kind == "rater" for key in state.crowd.entries) == 1
     changed, forgotten = take_changes(state)
     assert not set(changed) & forgotten
-
-
-def test_feedback_of_other_kinds_is_not_counted() -> None:
-    state = RewardState()
-    copied = segment([reply("a1", feedback("c1", FeedbackKind.COPY))])
-    run([copied], state, weight_diversity=0.0)
-    assert state.crowd.entries == {}

@@ -66,7 +66,7 @@ def test_everything_that_made_a_reward_is_printed() -> None:
         "user: How do I reset my password?",
         "step 1, reply a1: An answer.",
         "then the user: Please answer in French",
-        "reward -0.160, credibility of its ratings 0.50",
+        "reward -0.160, credibility of its feedback 0.50",
         "explicit    0.40 x   -0.500 = -0.200",
         "thumb f1 by user u1: -1, counts 0.5",
         "implicit    0.30 x   +0.800 = +0.240",

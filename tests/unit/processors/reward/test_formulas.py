@@ -526,7 +526,7 @@ def test_ratings_held_back_are_the_reason_if_nothing_else_counts() -> None:
         {"f1": Credibility(weight=0.0, filter="row", reason="credibility: x")},
     )
     assert scored.untrainable_reason == (
-        "all rewards are zero: the ratings are held back, see the rewards' reasons"
+        "all rewards are zero: feedback is held back, see the rewards' reasons"
     )
 
 
