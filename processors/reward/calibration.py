@@ -59,7 +59,7 @@ class Agreement:
 
 
 def pairs(scored: ScoredSegment) -> list[Pair]:
-    """One for each step with a rating that is believed in full and a verdict."""
+    """One for each step with a verdict and a rating, where all feedback is believed in full."""
     found: list[Pair] = []
     for step, reward in zip(scored.segment.steps, scored.rewards, strict=True):
         explicit, judged = _value(reward, "explicit"), _value(reward, "judge")

@@ -1,4 +1,4 @@
-"""``clawstream reviews``: ratings that count nothing until a person decides."""
+"""``clawstream reviews``: feedback that counts nothing until a person decides."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Selection:
 
 
 app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Decide about ratings that were held back."
+    no_args_is_help=True, add_completion=False, help="Decide about feedback that was held back."
 )
 
 
 @app.callback()
 def _group() -> None:
-    """Decide about ratings that were held back."""
+    """Decide about feedback that was held back."""
 
 
 @app.command("list")
@@ -83,7 +83,7 @@ def decide(
         help="Ids of requests, or what they begin with; none: all that --filter and so on say.",
     ),
     uphold: bool = typer.Option(
-        ..., "--uphold/--reject", help="Whether the ratings count in full, or nothing."
+        ..., "--uphold/--reject", help="Whether the feedback counts in full, or nothing."
     ),
     policy: str | None = typer.Option(None, help="All that wait, of this policy."),
     filter_name: str | None = typer.Option(None, "--filter", help="All that this filter held."),
@@ -91,9 +91,9 @@ def decide(
     actor: str | None = typer.Option(None, help="Who decides; kept with the decision."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON for machines."),
 ) -> None:
-    """Decide about held ratings; each segment concerned is scored anew.
+    """Decide about held feedback; each segment concerned is scored anew.
 
-    The decision is feedback on the replies that were rated, so it must come while their segments
+    The decision is feedback on the replies concerned, so it must come while their segments
     can still be revised (align.horizon_ms after they closed).
     """
     from streams.cli.publishing import encode, publish
@@ -183,7 +183,7 @@ def _plain(case: Case) -> dict[str, Any]:
         "filter": case.filter,
         "policy": request.policy,
         "rater": request.attributes.get(RATER_ATTRIBUTE),
-        "ratings": list(request.feedback_event_ids),
+        "feedback": list(request.feedback_event_ids),
         "session": request.session_id,
         "segment": request.segment_id,
         "turn": request.turn_id,
@@ -195,7 +195,7 @@ def _plain(case: Case) -> dict[str, Any]:
 
 
 def _print(found: Sequence[Case]) -> None:
-    head = ("request", "asked (UTC)", "policy", "filter", "ratings", "reply", "state")
+    head = ("request", "asked (UTC)", "policy", "filter", "feedback", "reply", "state")
     rows = [
         (
             case.request.event_id[:SHOWN_ID],

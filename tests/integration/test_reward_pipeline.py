@@ -154,7 +154,7 @@ def test_a_decision_about_held_ratings_becomes_a_revision(
 
     pipeline.reviews("list", "--rater", "user bob", "--json")
     (case,) = json.loads(capsys.readouterr().out)
-    assert case["ratings"] == ["bob-0", "bob-1", "bob-2"]
+    assert case["feedback"] == ["bob-0", "bob-1", "bob-2"]
     pipeline.reviews("decide", "--uphold", "--rater", "user bob", "--actor", "mia")
 
     for reply in replies:

@@ -35,7 +35,7 @@ def test_everything_is_shown_whole_and_as_it_is_at_any_width(
     reviews._print([CASE])
     head, row, reason = capsys.readouterr().out.splitlines()
     assert head.startswith("request       asked (UTC)          policy")
-    assert row == "0123456789ab  1970-01-01 00:00:00  [/x]    burst   1        t      open"
+    assert row == "0123456789ab  1970-01-01 00:00:00  [/x]    burst   1         t      open"
     assert reason == "    3 negative ratings in a row by user [/bold] [red]x"
 
 
