@@ -60,8 +60,7 @@ def _run(settings: Settings, run_dir: Path, config: Path | None) -> None:
             if embedded and kafka_status(kafka_dir) is None:
                 typer.echo("Kafka had stopped and is started again", err=True)
                 _start_kafka(settings)
-            for name in supervisor.restart_stopped(_RESTARTS):
-                typer.echo(f"{name} had stopped and was started again", err=True)
+            _restart(supervisor)
             time.sleep(_POLL_S)
     except KeyboardInterrupt:
         typer.echo("stopping")
@@ -99,4 +98,11 @@ def _start(supervisor: Supervisor, settings: Settings, run_dir: Path) -> None:
     for name in ("gateway", "serve"):
         facts = supervisor.wait_ready(name, _READY_S)
         typer.echo(f"{name}: {facts['url']}")
+    # What cannot use its settings has long stopped: without it this is not ready.
+    _restart(supervisor)
     typer.echo("ready; stop with Ctrl-C")
+
+
+def _restart(supervisor: Supervisor) -> None:
+    for name in supervisor.restart_stopped(_RESTARTS):
+        typer.echo(f"{name} had stopped and was started again", err=True)

@@ -232,6 +232,27 @@ class WithoutPort(Supervisor):
         raise ProcessError("gateway stopped with status 2")
 
 
+class WithoutPlugin(Supervisor):
+    """A reward worker that cannot use its settings, beside others that can."""
+
+    def start(self, name: str, *arguments: str) -> Any:
+        return None
+
+    def wait_ready(self, name: str, timeout_s: float) -> dict[str, Any]:
+        return {"url": "http://127.0.0.1:1"}
+
+    def restart_stopped(self, limit: int) -> list[str]:
+        raise ProcessError("reward cannot start")
+
+
+def test_it_is_not_called_ready_without_a_process_that_refuses_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(ProcessError, match="cannot start"):
+        _start(WithoutPlugin(tmp_path, None), Settings(), tmp_path)
+    assert "stop with Ctrl-C" not in capsys.readouterr().out
+
+
 def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(ProcessError, match="status 2"):
         _start(WithoutPort(tmp_path, None), Settings(), tmp_path)
