@@ -27,15 +27,13 @@ from streams.errors import (
 from streams.foreign import lone_half
 from streams.gateway.ids import usable_id
 from streams.serde.validation import validate
+from streams.times import check_event_time
 
 NAME_ATTRIBUTE = "outcome"
 """Attribute of an outcome: its name."""
 
 MAX_NAME_CHARS = 200
 """How long an outcome's name may be: it is on every record that shows it."""
-
-EARLIEST_MS = 100_000_000_000
-"""1973: a smaller number is of seconds, as many systems count them."""
 
 DELIMITERS = ",;\t"
 """What may stand between the columns of a table; spreadsheets take what their country does."""
@@ -104,9 +102,7 @@ def read_outcome(item: Any, defaults: Defaults) -> FeedbackEvent:
     name = _optional(given, "outcome")
     if name is not None and len(name) > MAX_NAME_CHARS:
         raise InvalidRecordError(f"outcome: a name has at most {MAX_NAME_CHARS} characters")
-    at_ms = _time(given.get("event_time"), defaults.now_ms)
-    if at_ms > defaults.latest_ms:
-        raise InvalidRecordError("event_time lies in the future")
+    at_ms = _time(given, defaults)
     own_id = _optional(given, "outcome_id")
     event = FeedbackEvent(
         event_id=_event_id(session_id, turn_id, name, own_id, at_ms),
@@ -170,13 +166,19 @@ def _value(given: Any, name: str | None, values: Mapping[str, float]) -> float:
     return value
 
 
-def _time(given: Any, now_ms: int) -> int:
+def _time(given: Mapping[str, Any], defaults: Defaults) -> int:
+    if "event_time" not in given:
+        return defaults.now_ms
+    at_ms = _milliseconds(given["event_time"])
+    check_event_time(at_ms, defaults.latest_ms)
+    return at_ms
+
+
+def _milliseconds(given: Any) -> int:
     """Milliseconds since 1970, UTC; from a number, or a time as ISO 8601 with its offset."""
-    if given is None:
-        return now_ms
     text = str(given).strip()
     if _WHOLE.fullmatch(text) and not isinstance(given, bool):
-        return _milliseconds(int(text))
+        return int(text)
     try:
         at = datetime.fromisoformat(text)
         at_ms = None if at.tzinfo is None else round(at.astimezone(UTC).timestamp() * 1_000)
@@ -188,14 +190,6 @@ def _time(given: Any, now_ms: int) -> int:
             "(2026-01-31T12:00:00+00:00)"
         )
     return at_ms
-
-
-def _milliseconds(number: int) -> int:
-    if 0 <= number < EARLIEST_MS:
-        raise InvalidRecordError(
-            f"event_time: {number} ms after 1970 is before any outcome; seconds? send milliseconds"
-        )
-    return number
 
 
 def _event_id(session_id: str, turn_id: str, name: str | None, own_id: Any, at_ms: int) -> str:

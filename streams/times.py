@@ -1,11 +1,14 @@
-"""Points in time as people write them. Pure."""
+"""Points in time as people and front ends write them. Pure."""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
 
-from streams.errors import SettingsError
+from streams.errors import InvalidRecordError, SettingsError
+
+EARLIEST_MS = 100_000_000_000
+"""1973: a smaller number is of seconds, as many systems count them."""
 
 _UNITS_MS = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 7 * 86_400_000}
 _AGE = re.compile(r"(\d+)([smhdw])")
@@ -41,6 +44,28 @@ def parse_time(text: str, now_ms: int) -> int:
         ) from None
 
 
+def check_event_time(time_ms: int, latest_ms: int) -> None:
+    """Refuse a time that an event cannot have.
+
+    Args:
+        time_ms: As it was sent, ms since the epoch.
+        latest_ms: The latest time that is believed.
+
+    Raises:
+        InvalidRecordError: It is before ``EARLIEST_MS``, or after ``latest_ms``.
+    """
+    if time_ms < EARLIEST_MS:
+        raise InvalidRecordError(
+            f"event_time: {time_ms} ms since 1970 is before 1973, these look like seconds; send "
+            "milliseconds since 1970, UTC"
+        )
+    if time_ms > latest_ms:
+        raise InvalidRecordError(
+            f"event_time: {time_ms} is more than align.max_skew_ms ahead of the clock here; send "
+            "milliseconds since 1970, UTC"
+        )
+
+
 def show_time(time_ms: int) -> str:
     """A time for people: UTC, to the second; what no calendar has as plain milliseconds."""
     try:
@@ -49,4 +74,4 @@ def show_time(time_ms: int) -> str:
         return f"{time_ms} ms"
 
 
-__all__ = ["parse_time", "show_time"]
+__all__ = ["EARLIEST_MS", "check_event_time", "parse_time", "show_time"]

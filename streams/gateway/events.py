@@ -11,8 +11,9 @@ import msgspec
 from streams.contracts import DialogueTurn, FeedbackEvent, FeedbackKind, Role
 from streams.errors import ForbiddenError, InvalidRecordError, RecordError, RequestRefusedError
 from streams.gateway.ids import usable_id
-from streams.outcomes import EARLIEST_MS, Defaults, read_outcome
+from streams.outcomes import Defaults, read_outcome
 from streams.serde.validation import validate
+from streams.times import check_event_time
 
 _IDS = (
     "event_id",
@@ -142,18 +143,10 @@ def _parse(
         validate(record)
         _check_ids(record)
         _check_meaning(record)
+        if "event_time" in item:
+            check_event_time(record.event_time, latest_ms)
     except (msgspec.ValidationError, RecordError, RequestRefusedError) as error:
         raise InvalidRecordError(f"[{index}]: {error}") from error
-    if record.event_time > latest_ms:
-        raise InvalidRecordError(
-            f"[{index}]: event_time {record.event_time} is more than align.max_skew_ms ahead of "
-            "the gateway's clock; send milliseconds since 1970, UTC"
-        )
-    if "event_time" in item and record.event_time < EARLIEST_MS:
-        raise InvalidRecordError(
-            f"[{index}]: event_time {record.event_time} is before 1973, these look like seconds; "
-            "send milliseconds since 1970, UTC"
-        )
     return record
 
 

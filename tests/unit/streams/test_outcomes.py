@@ -78,7 +78,7 @@ def test_an_outcome_with_an_id_of_its_own_is_one_event_however_often_it_is_sent(
         ({"value": [1]}, "value: must be a number"),
         ({"outcome": "bought", "event_time": "yesterday"}, "event_time: 'yesterday' is neither"),
         ({"outcome": "bought", "event_time": "2025-12-31T12:00:00"}, "with an offset"),
-        ({"outcome": "bought", "event_time": NOW_MS + 60_001}, "in the future"),
+        ({"outcome": "bought", "event_time": NOW_MS + 60_001}, "ahead of the clock"),
         ({"outcome": "bought", "order": 1}, "unknown field order"),
         ({"session_id": ["s1"], "outcome": "bought"}, r"session_id: must be text, not \['s1'\]"),
         ({"turn_id": {"id": 1}, "outcome": "bought"}, "turn_id: must be text"),
