@@ -2,23 +2,27 @@
 
 A feature is there or not; its name says what it is, and the weights of ``learned.json`` are by
 name. Of the turn: its words, pairs of words, their beginnings and ends, the first word of each
-clause, classes of words (``CLASSES_EN``, ``CLASSES_ZH``) and of phrases (``PHRASES_EN``,
-``PHRASES_ZH``); of Chinese its characters, alone and two in a row. Of turn and reply together: how
-much of the turn the reply says too, and whether there is another number, day or name in it, and
-the order of what is the reply's, what is not, and small words (``_shape_en``, ``_shape_zh``).
+clause, classes of words (``CLASSES_EN``, ``CLASSES_ZH``) and of phrases
+(``processors.reward.phrases``); of Chinese its characters, alone and two in a row. Of turn and
+reply together: how much of the turn the reply says too, and whether there is another number, day
+or name in it, and the order of what is the reply's, what is not, and small words (``_shape``).
 
 Names in English: ``help`` a word, ``help me`` two in a row (``^`` and ``$`` are the ends),
 ``help-`` and ``-ful`` beginning and end, ``.help`` first in a clause and ``^help`` first of all,
 but for "well", "ok" and the like. Classes are in capitals, shapes have ``~`` between their parts.
-Pure.
+
+A reader (``English``, ``Chinese``) finds them in terms of a vocabulary
+(``processors.reward.vocabulary``): with that of learning names, with that of a model what each name
+counts. To make all names would take most of the time, so what a word brings by itself is found once
+for each word, and pairs and shapes are looked up by their parts. Pure.
 """
 
 from __future__ import annotations
 
 import itertools
-import operator
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, Protocol
 
 from processors.reward.contrast import (
     STOP_ZH,
@@ -31,6 +35,8 @@ from processors.reward.contrast import (
     predicate_zh,
     stem,
 )
+from processors.reward.phrases import PHRASES_EN, PHRASES_ZH
+from processors.reward.vocabulary import Everything, Row, V, Vocabulary
 
 MAX_CHARS = 200
 """Longer turns tell stories, or paste something: nothing was learned about them."""
@@ -38,7 +44,10 @@ MAX_CHARS = 200
 MAX_TOKENS = 40
 MAX_REPLY_CHARS = 2_000
 MAX_KNOWN = 8_192
-"""Of so many words what they are is kept."""
+"""Of so many words, and of so many Chinese characters, what they are is kept."""
+
+MAX_CHUNK_CHARS = 20
+"""Text without a blank in it is kept with its words up to this length."""
 
 CLASSES_EN = {
     "FORM": (
@@ -150,84 +159,6 @@ CLASSES_ZH = {
         " 好不好"
     ),
 }
-PHRASES_EN = {
-    "QUESTION": re.compile(
-        r"(?:^|[,.;!?] )(?:(?:and|so|but|ok|okay|hm+|lol|then|wait|thanks|great|now|also|oh|well"
-        r"|sorry)[ ,]+)*"
-        r"(?:what|what's|whats|how|how's|why|when|who|who's|which|is|are|does|do|did|can|could"
-        r"|should|will|was|were|would|where|where's|any|has|have)\b"
-        r"(?! (?:you |i |we )?(?:please|said|asked))"
-    ),
-    "RETORT": re.compile(
-        r"\?\?|\b(?:isn't|aren't|wasn't|weren't|doesn't|don't|didn't|shouldn't|isnt|arent|doesnt"
-        r"|surely|can't be)\b[^?.]*\?"
-        r"|where(?:'d| did) (?:you|that|the|this)|since when|how come|which is it|really\?"
-        r"|wh(?:y|o|at|ere) (?:did|do|are|is|would|were|have|'d|made|told|asked|said)\b[^?]{0,12}"
-        r"\byou|how (?:is|can|could|did)\b[^?]{0,8}(?:that|this|it|you)\b|says who"
-        r"|who (?:said|asked|told)|are you (?:sure|kidding)|i thought\b|what happened to"
-    ),
-    "CREDIT": re.compile(
-        r"\b(?:as|like|what|the \w+|way|how) (?:you|u)(?:'d| had)? (?:said|told|suggested|mentioned"
-        r"|described|gave|wrote|showed|recommended|pointed)"
-        r"|\b(?:your|ur) (?:tip|idea|trick|advice|hints?|suggestion|way|version|method|explanation"
-        r"|steps|fix|recipe|wording|notes|timing)"
-        r"|\byou (?:were right|nailed|saved|rock|deserve)"
-        r"|(?:good|great|nice) (?:catch|call|tip|thinking|shout|idea)|right call"
-    ),
-    "MATCH": re.compile(
-        r"\b(?:match(?:es|ed)?|agrees?|squares with|tall(?:y|ies)|lines up|adds up|spot on"
-        r"|same (?:number|answer|figure|thing|result|amount|price|total)|(?:exactly|just) what"
-        r"|to the (?:penny|cent|letter|dot|point|minute|word)|that'?s (?:the one|it))\b"
-    ),
-    "PRAISE": re.compile(
-        r"\b(?:she|he|they|boss|teacher|prof|professor|editor|inspector|client|customer|wife"
-        r"|husband|mom|mum|dad|mother|father|daughter|son|kids?|everyone|everybody|crowd|guests?"
-        r"|judge|advisor|supervisor|doctor|vet|nurse|lawyer|mechanic|landlord|landlady|accountant"
-        r"|board|class|audience|guy|colleagues?|girlfriend|boyfriend|friends?|neighbou?rs?"
-        r"|students?|manager|team|family|group|grandma|grandpa|coach|examiner|reviewers?)\b"
-        r"[^,.;]{0,30}\b(?:loved|liked|laughed|cried|said (?:yes|it's|it was|that's)|accepted"
-        r"|approved|passed|signed|agreed|complimented|praised|asked for|nodded|got it|finally"
-        r"|impressed|happy|thrilled|delighted|raved|clapped|smiled|thanked|ate|devoured"
-        r"|understood|wants?|wanted)\b"
-    ),
-    "RESULT": re.compile(
-        r"\b(?:finally|works|worked|working|fixed|solved|passed|gone|no more|at last|first try"
-        r"|green|runs|ran|builds|compiles|stopped|ordered|printed|posted|sent|filed|booked|signed"
-        r"|saved|in one go|success|sorted|cleared|healed|fits)\b"
-    ),
-}
-"""What turns ask, object, credit, compare and report in: each is a feature where it is found."""
-
-PHRASES_ZH = {
-    "QUESTION": re.compile(
-        r"哪(?:一?[年天个种家里位些款本首部]|儿|里)|为什么|为啥|几[点年岁个天号次]|多[少久大长远高重]"
-        r"|什么时候|[有能是要可会]不[有能是要可会]|有没有|[吗呢么不]\??$|怎么(?:办|弄|做|用|说|读|走|去|样)"
-        r"|怎么写的|啥[时意]|是什么|什么意思|如何|来着"
-    ),
-    "RETORT": re.compile(
-        r"(?:怎么|怎|咋)(?:会|能|变|成|还|又|写|是|给|就|没|也|都|可能|搞|整|翻|排|把|行|跑)"
-        r"|哪(?:来|有|要|门子|能|会|是|叫|算)|凭[啥什]|什么叫|叫啥|谁(?:要|让|叫|说|看|家|跟)|何来"
-    ),
-    "CREDIT": re.compile(
-        r"[按照跟听用依同][你您]|[你您](?:那|这)?个?[^,。]{0,4}(?:说|给|教|编|写|讲|算|改|推荐|列|提醒|划|画)的"
-        r"|[你您]那|[这那]招|这版|那句|多亏|果然|原来|还真|真[行管灵神准好]"
-    ),
-    "MATCH": re.compile(
-        r"对得?上|一[模分毫个][^,。]{0,2}[样差]|不差|[跟和同][^,。]{1,10}一样|符合|吻合|没[错误]|[正刚]好"
-    ),
-    "PRAISE": re.compile(
-        r"(?:老师|医生|大夫|律师|老板|领导|客户|客人|客服|甲方|面试官|教授|婆|妈|爸|媳妇|老婆|老公|师傅|柜台"
-        r"|主任|教练|同事|同学|邻居|买家|卖家|物业|导师|裁判|孩子|娃|老人|爷|奶|家里|全家|大家|台下|都|人家"
-        r"|对方|他|她)[^,。]{0,8}(?:夸|赞|点头|喜欢|满意|同意|批了|看懂|听懂|爱|抢|笑|吃光|没一?个|认了"
-        r"|说[^,。]{0,3}(?:好|对|行|专业|自然|顺|清|有|规范|地道|一样|靠谱)|讲[^,。]{0,2}(?:一样|的一)"
-        r"|给了?[^,。]{0,3}[满甲优a高大])"
-    ),
-    "RESULT": re.compile(
-        r"(?:不|没再?|没有)[^,。]{1,4}了|(?:好|过|成|通|亮|行|顺|退|消|灭|稳|起来|出来|下来|上去|跑|到账|签|收"
-        r"|中)了|跑通|通过|搞定|满分|录取|绿灯|全过"
-    ),
-}
-"""The same in Chinese, as ``signals.normalise`` and ``_spoken`` make it."""
 
 _KINDS_EN = {
     word: tuple(name for name, words in CLASSES_EN.items() if word in words.split())
@@ -241,22 +172,8 @@ _LEAD_WORDS = (
 )
 _LEADS = frozenset(_LEAD_WORDS.split())
 _TOKEN = re.compile(r"\d[\d.,:]*\w*|[a-z]+(?:'[a-z]+)?|[^\sa-z\d]")
-_COUNTED = frozenset(
-    [
-        "#",
-        "two",
-        "three",
-        "four",
-        "five",
-        "six",
-        "seven",
-        "eight",
-        "nine",
-        "ten",
-        "twelve",
-        "hundred",
-    ]
-)
+_COUNTED_WORDS = "# two three four five six seven eight nine ten twelve hundred"
+_COUNTED = frozenset(_COUNTED_WORDS.split())
 _BREAKS = frozenset(",.;:!?-()")
 _SMALL_EN = frozenset(("NOT", "BE", "THEY", "SELF", "YOU", "MUST", "BUT", "ASK"))
 _LARGE_EN = frozenset(("FORM", "OUT", "POS", "NEG", "KIN", "DAY", "PAST"))
@@ -269,7 +186,8 @@ SMALL_ZH = frozenset(
 """Characters that say how, not what."""
 
 _MARKS_ZH = frozenset("，。！？,.!?;；")
-_PART_ZH = re.compile(_NUMBER_ZH.pattern + "|[a-z]+|.", re.DOTALL)
+_FORMS_ZH = dict.fromkeys(_MARKS_ZH, ",") | {small: small for small in SMALL_ZH}
+_PART_ZH = re.compile(_NUMBER_ZH.pattern + "|[a-z]+")
 _WORDY = re.compile("[0-9a-z]")
 _PIECE_ZH = re.compile(_NUMBER_ZH.pattern + "|.")
 _LATIN = re.compile("[a-z]{2,}")
@@ -278,335 +196,631 @@ _EITHER_ZH = re.compile(r"(.)[不没]\1")
 
 _BREAK_ZH = re.compile("[,。!;?]")
 _CANTONESE = str.maketrans("冇嘅咗佢嗰喺睇俾啲乜噉咁嚟咪", "没的了他那在看给些啥这这来别")
-_REQUESTS = (
-    "please ", "let me know", "tell me", "could you", "give me", "请", "告诉", "提供", "介绍",
-    "說說", "说说", "描述", "補充", "补充",
-)  # fmt: skip
-_MARKS = tuple((mark, f"reply has {mark}") for mark in ("!", "！", "(", "1.", "def "))
-_LENGTHS_EN = (1, 2, 4, 7, 12, 20)
-_LENGTHS_ZH = (3, 6, 10, 15, 23, 39)
+_CANTONESE_ONLY = re.compile("[唔冇嘅咗佢嗰喺睇俾啲乜噉咁嚟咪]")
+_REQUESTS = re.compile(
+    "please |let me know|tell me|could you|give me|请|告诉|提供|介绍|說說|说说|描述|補充|补充"
+)
 
 
-def features(plain: str, text: str, reply: str) -> tuple[str, set[str]]:
-    """The language of a turn and its features.
+def _steps(steps: tuple[int, ...]) -> tuple[str, ...]:
+    """The name of each length up to the last of ``steps`` and of what is longer."""
+    lengths = range(steps[-1] + 2)
+    return tuple(f"length={sum(length > step for step in steps)}" for length in lengths)
+
+
+_LENGTHS_EN = _steps((1, 2, 4, 7, 12, 20))
+_LENGTHS_ZH = _steps((3, 6, 10, 15, 23, 39))
+_CLAUSES = tuple(f"clauses={count}" for count in range(5))
+_COMMON_EN = tuple(f"common={count}" for count in range(4))
+_COMMON_ZH = tuple(f"common={count}" for count in range(5))
+_SHARES = ("share=-", "share=0", "share=1", "share=2", "share=3", "share=4")
+_REPLY = tuple(f"reply={count}" for count in range(6))
+
+
+class Reader(Protocol[V]):
+    """Reads turns in one language. For use by any number of threads.
+
+    What it keeps of words changes nothing that it finds.
+    """
+
+    def found(self, plain: str, text: str, reply: str) -> set[V]:
+        """What stands for the features of a turn.
+
+        Args:
+            plain: The turn as ``signals.normalise`` makes it, not empty.
+            text: The turn as it was written.
+            reply: The reply right before it; empty if it is not known.
+        """
+
+    def spans(self, plain: str) -> list[tuple[str, tuple[V | None, ...]]]:
+        """The words or Chinese characters of a turn in order, and the features each brings to it.
+
+        These are its own, and those of it with what stands before it.
+
+        Args:
+            plain: The turn as ``signals.normalise`` makes it.
+        """
+
+
+def language_of(plain: str) -> str:
+    """The language in which a turn is read: ``en`` or ``zh``.
 
     Args:
         plain: The turn as ``signals.normalise`` makes it, not empty.
-        text: The turn as it was written.
-        reply: The reply right before it; empty if it is not known.
     """
-    if plain.isascii() or not has_chinese(plain):
-        return "en", _english(plain, text, reply)
-    return "zh", _chinese(plain, text, reply)
+    return "en" if plain.isascii() or not has_chinese(plain) else "zh"
 
 
-def _tokens_of(plain: str) -> list[str]:
-    """The words and marks of an English turn as features name them; any number is ``#``."""
-    return [
-        "#" if "0" <= token[0] <= "9" else token for token in _TOKEN.findall(plain)[:MAX_TOKENS]
-    ]
+def features(plain: str, text: str, reply: str) -> tuple[str, set[str]]:
+    """The language of a turn and the names of its features; the arguments of ``Reader.found``."""
+    language = language_of(plain)
+    return language, _NAMING[language].found(plain, text, reply)
 
 
-def spans_of(plain: str, language: str) -> list[tuple[str, tuple[str, ...]]]:
-    """The words or Chinese characters of a turn in order, and the features that each brings to it.
-
-    These are its own, and those of it with what stands before it.
+class _Replies(Generic[V]):
+    """What a reply is like by itself.
 
     Args:
-        plain: The turn as ``signals.normalise`` makes it.
-        language: As ``features`` gives it.
+        vocabulary: Of its language.
     """
-    if language == "en":
-        words, names = _TOKEN.findall(plain)[:MAX_TOKENS], ["^", *_tokens_of(plain)]
-        pairs = map(" ".join, itertools.pairwise(names))
-        own = [_WORDS[name].features for name in names[1:]]
-        return [(w, (*f, pair)) for w, f, pair in zip(words, own, pairs, strict=True)]
-    words = _PIECE_ZH.findall(plain)[:MAX_CHARS]
-    names = ["^", *("#" if "0" <= word[0] <= "9" else word for word in words)]
-    return [(w, (b, a + b)) for w, (a, b) in zip(words, itertools.pairwise(names), strict=True)]
+
+    def __init__(self, vocabulary: Vocabulary[V]) -> None:
+        self._of = vocabulary.of
+        self._kind = tuple(map(self._of, ("tells", "asks")))
+        self._lengths = tuple(map(self._of, _REPLY))
+        self._requests = self._of("requests")
+        marks = [(mark, self._of(f"reply has {mark}")) for mark in ("!", "！", "(", "1.", "def ")]
+        self._marks = tuple((mark, value) for mark, value in marks if value is not None)
+
+    def add(self, reply: str, found: set[Any]) -> bool:
+        """Add what a reply is like; whether it tells, which is when it does not end by asking."""
+        asked = asks(reply)
+        found.add(self._kind[asked])
+        found.add(_at(self._lengths, len(reply) // 50))
+        for mark, value in self._marks:
+            if mark in reply:
+                found.add(value)
+        begins = reply[:40].lower().split(maxsplit=1)
+        found.add(self._of(f"reply ^{begins[0]}" if begins else "blank"))
+        if self._requests is not None and _REQUESTS.search(reply[-160:].lower()) is not None:
+            found.add(self._requests)
+        return not asked
+
+
+def _at(values: Sequence[V | None], count: int) -> V | None:
+    """The value of a count; the last is that of larger ones too."""
+    return values[count] if count < len(values) else values[-1]
+
+
+def _share(part: int, whole: int) -> int:
+    """How much of a turn the reply has too, as the place of its name in ``_SHARES``."""
+    if not part:
+        return 1 if whole else 0
+    return 5 if part == whole else 2 + 4 * part // whole
 
 
 # --- English ----------------------------------------------------------------------------------
 
+_BE, _DAY, _COUNTS = 1, 2, 4
+_FLAGS = 3
+_OPENS, _BREAKS_OFF = b"\x01", b"\x02"
 
-class _Word:
-    """What a word is by itself.
 
-    Args:
-        token: As ``_tokens_of`` gives it.
+class _Rest(NamedTuple):
+    """What is seldom needed of a word.
+
+    Attributes:
+        part: The word as it stands in the turn.
+        clause: What it brings where a clause begins with it.
+        first: What it brings as the first word of all.
+        heads: The rows of its token and of its kind as the first of all.
     """
 
-    __slots__ = (
-        "breaks",
-        "clause",
-        "features",
-        "form",
-        "kind",
-        "kinds",
-        "lead",
-        "sought",
-        "stem",
-        "token",
-        "word",
+    part: str
+    clause: tuple[Any, ...]
+    first: tuple[Any, ...]
+    heads: tuple[Row, Row]
+
+
+class _Word(NamedTuple):
+    """What a word or mark of an English turn is by itself.
+
+    Attributes:
+        token: As features name it; any number is ``#``.
+        kind: The first of its classes.
+        role: 1 if a clause can begin with it, 2 if the next one can after it, else 0.
+        sought: What is looked for in the reply: its stem; empty if it has none.
+        form: What it is in the shape of a turn; empty if that depends on the reply.
+        bits: ``_BE``, ``_DAY`` and ``_COUNTS``, and from bit ``_FLAGS`` on its cues.
+        features: What it brings.
+        after: The row of its token.
+        kind_after: The row of its kind.
+        rest: What is seldom needed.
+    """
+
+    token: str
+    kind: str
+    role: int
+    sought: str
+    form: str
+    bits: int
+    features: frozenset[Any]
+    after: Row
+    kind_after: Row
+    rest: _Rest
+
+
+def _word(part: str, vocabulary: Vocabulary[V]) -> _Word:
+    token = "#" if "0" <= part[0] <= "9" else part
+    kinds = _KINDS_EN.get(token, ())
+    kind = kinds[0] if kinds else "-"
+    wordy = token[0].isalnum() or token == "#"
+    beginning = stem(token)
+    flags = ("BE" in kinds, _BE), ("DAY" in kinds, _DAY), (token in _COUNTED, _COUNTS)
+    return _Word(
+        token=token,
+        kind=kind,
+        role=2 if token in _BREAKS else 1 if wordy and token not in _LEADS else 0,
+        # A short word may stand within another.
+        sought=f" {beginning}" if 0 < len(beginning) <= 4 else beginning,
+        form=_form(token, kinds, beginning, wordy=wordy),
+        bits=sum(bit for there, bit in flags if there) | PHRASES_EN.cues_of(part) << _FLAGS,
+        features=frozenset(_values(vocabulary, (token, *kinds, *_affixes(token)))),
+        after=vocabulary.row(token, " "),
+        kind_after=vocabulary.row(kind, " "),
+        rest=_Rest(
+            part=part,
+            clause=_values(vocabulary, (f".{token}", *(f".{kind}" for kind in kinds or ("-",)))),
+            first=_values(vocabulary, (f"^{token}", f"^{kind}")),
+            heads=(vocabulary.row(f"^{token}", " "), vocabulary.row(f"^{kind}", " ")),
+        ),
     )
 
-    def __init__(self, token: str) -> None:
-        self.token = token
-        self.kinds = _KINDS_EN.get(token, ())
-        self.kind = self.kinds[0] if self.kinds else "-"
-        self.word = token[0].isalnum() or token == "#"
-        self.lead = token in _LEADS
-        self.breaks = token in _BREAKS
-        self.stem = stem(token)
-        self.form = self._form()
-        # A short word may stand within another.
-        self.sought = self.stem if len(self.stem) > 4 else f" {self.stem}"
-        found = [token, *self.kinds]
-        if len(token) > 5:
-            found.append(f"{token[:5]}-")
-        if len(token) > 4:
-            found += (f"-{token[-2:]}", f"-{token[-3:]}")
-        self.features = tuple(found)
-        self.clause = (f".{token}", *(f".{kind}" for kind in self.kinds or ("-",)))
 
-    def _form(self) -> str:
-        """What it is in the shape of a turn; empty if that depends on the reply."""
-        if self.token == "#":
-            return "#"
-        if not self.word:
-            return self.token if self.token in ",.;:!?" else "-"
-        if self.kind in _SMALL_EN or (self.kinds and not self.stem and self.kind not in _LARGE_EN):
-            return self.kind
-        return "" if self.stem else self.token
+def _values(vocabulary: Vocabulary[V], names: Iterable[str]) -> tuple[V, ...]:
+    return tuple(value for value in map(vocabulary.of, names) if value is not None)
 
 
-class _Words(dict[str, _Word]):
-    """What words are, each found when it is first asked for."""
+def _affixes(token: str) -> Iterator[str]:
+    if len(token) > 5:
+        yield f"{token[:5]}-"
+    if len(token) > 4:
+        yield from (f"-{token[-2:]}", f"-{token[-3:]}")
 
-    def __missing__(self, token: str) -> _Word:
-        if len(self) >= MAX_KNOWN:
-            self.clear()
-        made = self[token] = _Word(token)
+
+def _form(token: str, kinds: tuple[str, ...], beginning: str, *, wordy: bool) -> str:
+    if token == "#":
+        return "#"
+    if not wordy:
+        return token if token in ",.;:!?" else "-"
+    if kinds and (kinds[0] in _SMALL_EN or (not beginning and kinds[0] not in _LARGE_EN)):
+        return kinds[0]
+    return "" if beginning else token
+
+
+class _Words(dict[str, _Word], Generic[V]):
+    """What words and marks are, each found when it is first asked for.
+
+    Args:
+        vocabulary: What stands for features.
+    """
+
+    def __init__(self, vocabulary: Vocabulary[V]) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+        # What stands between blanks, as its words.
+        self._chunks: dict[str, tuple[_Word, ...]] = {}
+
+    def __missing__(self, part: str) -> _Word:
+        self._make_room(self)
+        made = self[part] = _word(part, self._vocabulary)
         return made
 
+    def read(self, plain: str) -> list[_Word]:
+        """The words and marks of a turn."""
+        chunks = plain.split()
+        if plain.isascii() and "".join(chunks).isalpha():
+            return list(map(self.__getitem__, chunks))
+        return list(itertools.chain.from_iterable(map(self._words_in, chunks)))
 
-_WORDS = _Words()
+    def _words_in(self, chunk: str) -> tuple[_Word, ...]:
+        made = self._chunks.get(chunk)
+        if made is None:
+            made = tuple(map(self.__getitem__, _TOKEN.findall(chunk)))
+            if len(chunk) <= MAX_CHUNK_CHARS:
+                self._make_room(self._chunks)
+                self._chunks[chunk] = made
+        return made
 
-
-def _english(plain: str, text: str, reply: str) -> set[str]:
-    parts = _TOKEN.findall(plain)[:MAX_TOKENS]
-    tokens = ["#" if "0" <= part[0] <= "9" else part for part in parts]
-    read = [_WORDS[token] for token in tokens]
-    kinds = [word.kind for word in read]
-    found = set(map(" ".join, zip(["^", *tokens], [*tokens, "$"], strict=True)))
-    found.update(map(" ".join, itertools.pairwise(["^", *kinds])))
-    found.update(*[word.features for word in read])
-    starts, clauses = True, 0
-    first: list[_Word] = []
-    for word in read:
-        if not word.word:
-            starts = starts or word.breaks
-        elif not word.lead:
-            if starts:
-                found.update(word.clause)
-                clauses, starts = clauses + 1, False
-            if len(first) < 2:
-                first.append(word)
-    found.add(f"clauses={min(4, clauses)}")
-    found.add(f"length={_step(len(tokens), _LENGTHS_EN)}")
-    found.update([name for name, phrase in PHRASES_EN.items() if phrase.search(plain)])
-    if first:
-        found.add(f"^{first[0].token}")
-        found.add(f"^{first[0].kind}")
-        found.add(f"^{' '.join([word.token for word in first])}")
-        found.add(f"^{' '.join([word.kind for word in first])}")
-    if reply:
-        found.update(_beside_en(plain, text, reply, found, read, parts))
-    else:
-        found.add("no reply")
-    return found
+    def _make_room(self, full: Collection[object]) -> None:
+        # Both at once: a chunk keeps its words.
+        if len(full) >= MAX_KNOWN:
+            self.clear()
+            self._chunks.clear()
 
 
-def _beside_en(
-    plain: str, text: str, reply: str, own: set[str], read: list[_Word], parts: list[str]
-) -> list[str]:
-    found = _of_reply(reply)
-    if found[0] == "asks":
+class English(Generic[V]):
+    """Reads English turns.
+
+    Args:
+        vocabulary: What stands for features.
+    """
+
+    def __init__(self, vocabulary: Vocabulary[V]) -> None:
+        self._of = vocabulary.of
+        self._following = vocabulary.following
+        self._words = _Words(vocabulary)
+        self._replies = _Replies(vocabulary)
+        self._start = vocabulary.row("^", " ")
+        self._shape = vocabulary.joined("~")
+        self._lengths = tuple(map(self._of, _LENGTHS_EN))
+        self._clauses = tuple(map(self._of, _CLAUSES))
+        self._common = tuple(map(self._of, _COMMON_EN))
+        self._shares = tuple(map(self._of, _SHARES))
+        self._other_day = self._of("other day")
+
+    def spans(self, plain: str) -> list[tuple[str, tuple[V | None, ...]]]:
+        """As ``Reader.spans``."""
+        read = self._words.read(plain)[:MAX_TOKENS]
+        rows = [self._start, *[word.after for word in read]]
+        pairs = self._following(rows, [word.token for word in read])
+        return [(w.rest.part, (*w.features, pair)) for w, pair in zip(read, pairs, strict=True)]
+
+    def found(self, plain: str, text: str, reply: str) -> set[V]:
+        """As ``Reader.found``."""
+        words = self._words.read(plain)
+        read = words[:MAX_TOKENS]
+        # By columns: each is then gone through at once.
+        tokens, kinds, roles, sought, forms, each_bits, own, after, kind_after, _ = zip(
+            *read, strict=True
+        )
+        found: set[Any] = set()
+        found.update(*own)
+        found.update(self._following((self._start, *after), (*tokens, "$")))
+        found.update(self._following((self._start, *kind_after), kinds))
+        self._add_beginnings(read, bytes(roles), found)
+        found.add(_at(self._lengths, len(read)))
+        bits = _any_of(each_bits)
+        cues = bits >> _FLAGS
+        if len(words) > MAX_TOKENS:
+            cues |= _any_of([word.bits for word in words]) >> _FLAGS
+        found.update(map(self._of, PHRASES_EN.found(plain, cues)))
+        if not reply:
+            found.add(self._of("no reply"))
+        elif self._replies.add(reply, found):
+            self._add_comparison(plain, text, reply, read, sought, forms, bits, found)
+        found.discard(None)
         return found
-    said = f" {reply[:MAX_REPLY_CHARS].lower()}"
-    mine = {word.stem: word.sought for word in read if word.stem}
-    common = {part for part, sought in mine.items() if sought in said}
-    found.append(f"common={min(3, len(common))}")
-    found.append(f"share={_quarter(len(common), len(mine))}")
-    if not own.isdisjoint(_COUNTED) and other_numbers_en(plain, said):
-        found.append("other number")
-    if "DAY" in own and other_kind_en(plain, said):
-        found.append("other day")
-    if not text[1:].islower():
-        called = names(text)
-        if called and True not in [name in reply for name in called]:
-            found.append("other name")
-    if common and "BE" in own and _new_predicate(read, common):
-        found.append("new predicate")
-    found += _shape_en(parts, read, said, common)
-    return found
+
+    def _add_beginnings(self, read: list[_Word], roles: bytes, found: set[Any]) -> None:
+        """Add what clauses begin with, and the whole turn."""
+        clauses, place = 0, roles.find(_OPENS)
+        if place >= 0:
+            found.update(read[place].rest.first)
+            second = roles.find(_OPENS, place + 1)
+            if second >= 0:
+                word = read[second]
+                found.update(self._following(read[place].rest.heads, (word.token, word.kind)))
+        while place >= 0:
+            found.update(read[place].rest.clause)
+            clauses += 1
+            ends = roles.find(_BREAKS_OFF, place)
+            place = roles.find(_OPENS, ends) if ends >= 0 else -1
+        found.add(_at(self._clauses, clauses))
+
+    def _add_comparison(
+        self,
+        plain: str,
+        text: str,
+        reply: str,
+        read: list[_Word],
+        sought: tuple[str, ...],
+        forms: tuple[str, ...],
+        bits: int,
+        found: set[Any],
+    ) -> None:
+        said = f" {reply[:MAX_REPLY_CHARS].lower()}"
+        mine = set(sought)
+        mine.discard("")
+        common = set(filter(said.__contains__, mine))
+        found.add(_at(self._common, len(common)))
+        found.add(self._shares[_share(len(common), len(mine))])
+        if bits & _COUNTS and other_numbers_en(plain, said):
+            found.add(self._of("other number"))
+        if bits & _DAY and self._other_day is not None and other_kind_en(plain, said):
+            found.add(self._other_day)
+        if not text[1:].islower():
+            called = names(text)
+            if called and not any(map(reply.__contains__, called)):
+                found.add(self._of("other name"))
+        if common and bits & _BE and _new_predicate(read, common):
+            found.add(self._of("new predicate"))
+        if "#" in forms:
+            forms = tuple(_compared(read, said))
+        made = _made_of_en(forms, sought, common)
+        found.update(map(self._shape, zip(made, made[1:], made[2:], strict=False)))
 
 
-def _shape_en(parts: list[str], read: list[_Word], said: str, common: set[str]) -> list[str]:
-    """Three in a row of what a turn is made of, as ``_shape_zh``; small words by their class."""
-    made = ["^"]
-    theirs: frozenset[str] | None = None
-    for part, word in zip(parts, read, strict=True):
-        name = word.form
-        if name == "#":
-            theirs = frozenset(_DIGITS.findall(said)) if theirs is None else theirs
-            name = "#" if part.strip(".,:") in theirs else "N"
-        elif not name:
-            name = "R" if word.stem in common else "o"
-            if name == made[-1]:
-                continue
-        made.append(name)
+def _any_of(each: Iterable[int]) -> int:
+    bits = 0
+    for some in filter(None, each):
+        bits |= some
+    return bits
+
+
+def _compared(read: list[_Word], said: str) -> Iterator[str]:
+    """The forms of words; that of a number which the reply does not have is ``N``."""
+    theirs = frozenset(_DIGITS.findall(said))
+    for word in read:
+        other = word.form == "#" and word.rest.part.strip(".,:") not in theirs
+        yield "N" if other else word.form
+
+
+def _made_of_en(forms: Iterable[str], sought: Iterable[str], common: set[str]) -> list[str]:
+    """What a turn is made of beside the reply, as in Chinese; small words by their class."""
+    last = "^"
+    made = [last]
+    for form, looked_for in zip(forms, sought, strict=True):
+        if form:
+            last = form
+            made.append(form)
+            continue
+        name = "R" if looked_for in common else "o"
+        if name != last:
+            last = name
+            made.append(name)
     made.append("$")
-    return list(map("~".join, zip(made, made[1:], made[2:], strict=False)))
+    return made
 
 
 def _new_predicate(read: list[_Word], common: set[str]) -> bool:
     """Whether the reply says something of what stands before a form of to be, not after it."""
-    place = next(place for place, word in enumerate(read) if "BE" in word.kinds)
-    before = {word.stem for word in read[:place]} - {""}
-    after = {word.stem for word in read[place + 1 :]} - {""}
+    place = next(place for place, word in enumerate(read) if word.bits & _BE)
+    before = {word.sought for word in read[:place]} - {""}
+    after = {word.sought for word in read[place + 1 :]} - {""}
     return bool(before and after) and before.isdisjoint(common) is not after.isdisjoint(common)
-
-
-def _of_reply(reply: str) -> list[str]:
-    """What the reply is like, ``asks`` first where it ends in a question."""
-    tail = reply[-160:].lower()
-    found = ["asks" if asks(reply) else "tells", f"reply={min(5, len(reply) // 50)}"]
-    found.extend([name for mark, name in _MARKS if mark in reply])
-    begins = reply[:40].lower().split(maxsplit=1)
-    found.append(f"reply ^{begins[0]}" if begins else "blank")
-    if True in [words in tail for words in _REQUESTS]:
-        found.append("requests")
-    return found
-
-
-def _step(count: int, steps: tuple[int, ...]) -> int:
-    """In which interval a count falls."""
-    return len([1 for step in steps if count > step])
-
-
-def _quarter(part: int, whole: int) -> str:
-    if not whole:
-        return "-"
-    return "0" if not part else "4" if part == whole else str(1 + 4 * part // whole)
 
 
 # --- Chinese ----------------------------------------------------------------------------------
 
-
-def _grams_of(plain: str) -> list[str]:
-    """A Chinese turn as features name it: its characters, and two in a row."""
-    text = f"^{_NUMBER_ZH.sub('#', plain)}$"
-    return [*text[1:-1], *map(operator.add, text, text[1:])]
+_ASKS_ZH = tuple(word for word in CLASSES_ZH["ASK"].split() if len(word) <= 2)
+_VALUES_ZH = re.compile(r"[\d零一二三四五六七八九十百千万两半周期拜上午晨]")
+"""One of these is in what ``other_value_zh`` compares."""
 
 
 def _spoken(plain: str) -> str:
     """A turn in Cantonese with the words that standard Chinese has for its commonest ones."""
+    if _CANTONESE_ONLY.search(plain) is None:
+        return plain
     return plain.replace("唔好", "别").replace("唔", "不").translate(_CANTONESE)
 
 
-def _chinese(plain: str, text: str, reply: str) -> set[str]:
-    plain = _spoken(plain)
-    found = set(_grams_of(plain))
-    kinds = {_KINDS_ZH[gram] for gram in found & _KINDS_ZH.keys()}
-    if _EITHER_ZH.search(plain):
-        kinds.add("ASK")
-    found.update(kinds)
-    parts = [part for part in _BREAK_ZH.split(plain) if part]
-    found.add(f"clauses={min(4, len(parts))}")
-    found.add(f"length={_step(len(plain), _LENGTHS_ZH)}")
-    found.update([name for name, phrase in PHRASES_ZH.items() if phrase.search(plain)])
-    if "ASK" in kinds and parts and not _ASKS_ZH.isdisjoint(_grams_of(parts[-1])):
-        found.add("ASK$")
-    if reply:
-        found.update(_beside_zh(plain, text, reply, kinds))
-    else:
-        found.add("no reply")
-    return found
+class _Character(NamedTuple):
+    """What a character of a Chinese turn is by itself.
+
+    Attributes:
+        character: It.
+        own: What it brings; None if nothing.
+        after: Its row.
+        kind: Its class; None if it has none.
+        kinds_after: The classes of it with another after it, by that.
+        cues: Its cues.
+    """
+
+    character: str
+    own: Any
+    after: Row
+    kind: str | None
+    kinds_after: dict[str, str]
+    cues: int
 
 
-_ASKS_ZH = frozenset(CLASSES_ZH["ASK"].split())
+_PAIRS_ZH = [word for word in _KINDS_ZH if len(word) == 2]
+_KINDS_AFTER = {
+    first: {word[1]: _KINDS_ZH[word] for word in _PAIRS_ZH if word[0] == first}
+    for first in {word[0] for word in _PAIRS_ZH}
+}
+"""The classes of words of two characters, by the first and the second."""
+
+_NO_KINDS: dict[str, str] = {}
 
 
-def _beside_zh(plain: str, text: str, reply: str, kinds: set[str]) -> list[str]:
-    found = _of_reply(reply)
-    if found[0] == "asks":
+class _Characters(dict[str, _Character], Generic[V]):
+    """What characters are, each found when it is first asked for.
+
+    Args:
+        vocabulary: What stands for features.
+    """
+
+    def __init__(self, vocabulary: Vocabulary[V]) -> None:
+        super().__init__()
+        self._vocabulary = vocabulary
+
+    def __missing__(self, character: str) -> _Character:
+        if len(self) >= MAX_KNOWN:
+            self.clear()
+        made = self[character] = _Character(
+            character=character,
+            own=self._vocabulary.of(character),
+            after=self._vocabulary.row(character, ""),
+            kind=_KINDS_ZH.get(character),
+            kinds_after=_KINDS_AFTER.get(character, _NO_KINDS),
+            cues=PHRASES_ZH.cues_of(character),
+        )
+        return made
+
+
+class _Shapes(dict[tuple[str, str, str], tuple[Any, ...]], Generic[V]):
+    """What three parts in a row bring: they, and the first two.
+
+    Args:
+        shape: What stands for parts in a row.
+    """
+
+    def __init__(self, shape: Callable[[tuple[str, ...]], V | None]) -> None:
+        super().__init__()
+        self._shape = shape
+
+    def __missing__(self, parts: tuple[str, str, str]) -> tuple[Any, ...]:
+        if len(self) >= MAX_KNOWN:
+            self.clear()
+        both = self._shape(parts[:2]), self._shape(parts)
+        made = self[parts] = tuple(value for value in both if value is not None)
+        return made
+
+
+class Chinese(Generic[V]):
+    """Reads Chinese turns.
+
+    Args:
+        vocabulary: What stands for features.
+    """
+
+    def __init__(self, vocabulary: Vocabulary[V]) -> None:
+        self._of = vocabulary.of
+        self._following = vocabulary.following
+        self._characters = _Characters(vocabulary)
+        self._replies = _Replies(vocabulary)
+        self._start = vocabulary.row("^", "")
+        self._shape = vocabulary.joined("~")
+        self._shapes = _Shapes(self._shape)
+        self._lengths = tuple(map(self._of, _LENGTHS_ZH))
+        self._clauses = tuple(map(self._of, _CLAUSES))
+        self._common = tuple(map(self._of, _COMMON_ZH))
+        self._shares = tuple(map(self._of, _SHARES))
+
+    def spans(self, plain: str) -> list[tuple[str, tuple[V | None, ...]]]:
+        """As ``Reader.spans``."""
+        words = _PIECE_ZH.findall(plain)[:MAX_CHARS]
+        read = ["#" if "0" <= word[0] <= "9" else word for word in words]
+        own = [self._characters[character] for character in read]
+        pairs = self._following([self._start, *[each.after for each in own]], read)
+        return [(w, (each.own, p)) for w, each, p in zip(words, own, pairs, strict=True)]
+
+    def found(self, plain: str, text: str, reply: str) -> set[V]:
+        """As ``Reader.found``."""
+        plain = _spoken(plain)
+        # Most are letters alone, to Python: no number, no mark.
+        letters = plain.isalpha()
+        read = plain if letters else _NUMBER_ZH.sub("#", plain)
+        characters, own, after, kind, kinds_after, each_cues = zip(
+            *map(self._characters.__getitem__, read), strict=True
+        )
+        found = set(own)
+        found.update(self._following((self._start, *after), (*characters, "$")))
+        kinds = set(kind)
+        kinds.update(map(dict.get, kinds_after, characters[1:]))
+        kinds.discard(None)
+        if ("不" in plain or "没" in plain) and _EITHER_ZH.search(plain) is not None:
+            kinds.add("ASK")
+        parts = [plain] if letters else [part for part in _BREAK_ZH.split(plain) if part]
+        if "ASK" in kinds and parts and any(map(parts[-1].__contains__, _ASKS_ZH)):
+            kinds.add("ASK$")
+        found.update(map(self._of, kinds))
+        found.add(_at(self._clauses, len(parts)))
+        found.add(_at(self._lengths, len(plain)))
+        found.update(map(self._of, PHRASES_ZH.found(plain, _any_of(each_cues))))
+        if not reply:
+            found.add(self._of("no reply"))
+        elif self._replies.add(reply, found):
+            self._add_comparison(plain, text, reply, found)
+        found.discard(None)
         return found
-    said, own = reply[:MAX_REPLY_CHARS].lower(), text[:MAX_CHARS].strip().lower()
-    pairs = map("".join, itertools.pairwise(own))
-    places = [
+
+    def _add_comparison(self, plain: str, text: str, reply: str, found: set[Any]) -> None:
+        said, own = reply[:MAX_REPLY_CHARS].lower(), text[:MAX_CHARS].strip().lower()
+        places = _common_places(own, said)
+        found.add(_at(self._common, len(places)))
+        found.add(self._shares[_share(len(places), len(own) - 1)])
+        if _VALUES_ZH.search(plain) is not None and other_value_zh(plain, said):
+            found.add(self._of("other value"))
+        wordy = _WORDY.search(own) is not None
+        latin = _LATIN.findall(own) if wordy else ()
+        if latin:
+            some = any(map(said.__contains__, latin))
+            found.add(self._of("latin=1" if some else "latin=0"))
+        if own[:2] in said:
+            found.add(self._of("first said"))
+        if own[-2:] in said:
+            found.add(self._of("last said"))
+        if places and predicate_zh(own, places):
+            found.add(self._of("new predicate"))
+        alike = plain if len(plain) == len(own) else own
+        forms = [_FORMS_ZH.get(character, "o") for character in alike]
+        shared = {*places, *[place + 1 for place in places]}
+        for place in shared:
+            forms[place] = "R"
+        if wordy or _WORDY.search(alike) is not None:
+            parts = [*_PART_ZH.finditer(own)] if wordy else []
+            _compare_parts(forms, alike, own, said, shared, parts)
+        made = _made_of_zh(forms)
+        found.update(*map(self._shapes.__getitem__, zip(made, made[1:], made[2:], strict=False)))
+        found.add(self._shape((made[-2], made[-1])))
+
+
+def _common_places(own: str, said: str) -> list[int]:
+    """Where two characters that mean something stand together as in the reply."""
+    shared = set(filter(said.__contains__, {*own} - STOP_ZH))
+    if not shared:
+        return []
+    return [
         place
-        for place, pair in enumerate(pairs)
-        if pair in said
-        and pair[0] >= "一"
-        and pair[1] >= "一"
-        and pair[0] not in STOP_ZH
-        and pair[1] not in STOP_ZH
+        for place, (a, b) in enumerate(itertools.pairwise(own))
+        if a in shared and b in shared and a >= "一" and b >= "一" and f"{a}{b}" in said
     ]
-    found.append(f"common={min(4, len(places))}")
-    found.append(f"share={_quarter(len(places), len(own) - 1)}")
-    differs = other_value_zh(plain, said)
-    if differs:
-        found.append("other value")
-    latin = _LATIN.findall(own)
-    if latin:
-        found.append(f"latin={1 if True in [word in said for word in latin] else 0}")
-    if own[:2] in said:
-        found.append("first said")
-    if own[-2:] in said:
-        found.append("last said")
-    if places and predicate_zh(own, places):
-        found.append("new predicate")
-    found += _shape_zh(plain if len(plain) == len(own) else own, own, said, places)
-    return found
 
 
-def _shape_zh(plain: str, own: str, said: str, places: list[int]) -> list[str]:
-    """Two and three in a row of what a turn is made of, beside the reply.
+def _compare_parts(
+    forms: list[str],
+    plain: str,
+    own: str,
+    said: str,
+    shared: Collection[int],
+    parts: Sequence[re.Match[str]],
+) -> None:
+    """Set the forms of digits and Latin letters; each of the ``parts`` becomes one."""
+
+    def compared(place: int, part: str) -> str:
+        first = plain[place]
+        if place in shared:
+            return "R"
+        if "0" <= first <= "9":
+            return "#" if part in said else "N"
+        if "a" <= first <= "z":
+            return "R" if part in said else "e"
+        return forms[place]
+
+    for place in [hit.start() for hit in _WORDY.finditer(plain)]:
+        forms[place] = compared(place, own[place])
+    for hit in reversed(parts):
+        forms[hit.start() : hit.end()] = [compared(hit.start(), hit.group())]
+
+
+def _made_of_zh(forms: Iterable[str]) -> list[str]:
+    """What a turn is made of, beside the reply.
 
     ``R`` are characters that the reply has too, ``o`` others, ``#`` a number of the reply's and
     ``N`` another one; the characters of ``SMALL_ZH`` stand for themselves.
     """
-    shared = {*places, *[place + 1 for place in places]}
-    made = ["^"]
-    parts: Iterable[tuple[int, str]] = enumerate(own)
-    if _WORDY.search(own) is not None:
-        parts = [(hit.start(), hit.group()) for hit in _PART_ZH.finditer(own)]
-    for place, part in parts:
-        first = plain[place]
-        if place in shared:
-            name = "R"
-        elif "0" <= first <= "9":
-            name = "#" if part in said else "N"
-        elif "a" <= first <= "z":
-            name = "R" if part in said else "e"
-        elif first in SMALL_ZH:
-            name = first
-        else:
-            name = "," if first in _MARKS_ZH else "o"
-        if name != made[-1] or name not in "oR":
-            made.append(name)
+    last = "^"
+    made = [last]
+    for form in forms:
+        if form != last or form not in "oR":
+            made.append(form)
+            last = form
     made.append("$")
-    pairs = map("~".join, itertools.pairwise(made))
-    return [*pairs, *map("~".join, zip(made, made[1:], made[2:], strict=False))]
+    return made
 
+
+_NAMING: Mapping[str, Reader[str]] = {"en": English(Everything()), "zh": Chinese(Everything())}
 
 __all__ = [
     "CLASSES_EN",
     "CLASSES_ZH",
     "MAX_CHARS",
-    "PHRASES_EN",
-    "PHRASES_ZH",
+    "Chinese",
+    "English",
+    "Reader",
     "features",
-    "spans_of",
+    "language_of",
 ]

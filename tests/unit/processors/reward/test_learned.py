@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
+import itertools
 import random
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from processors.reward import features as features_of
 from processors.reward import learned
 from processors.reward.contrast import corrects
-from processors.reward.features import MAX_CHARS, features, spans_of
+from processors.reward.features import MAX_CHARS, Chinese, English, features
 from processors.reward.formulas import score_segment
 from processors.reward.learned import PLAIN, RULED, SIGNALS, STATED
 from processors.reward.signals import Match, Signal, by_rules, find, normalise
+from processors.reward.vocabulary import Known
 from streams.settings import RewardSettings
 from tests.unit.processors.reward import learning
 from tests.unit.processors.reward.builders import reply, said, segment
@@ -123,21 +127,49 @@ def test_a_threshold_keeps_the_precision() -> None:
     assert learning.threshold([1, 2], [True, False], 0.9) == 3
 
 
-def test_sums_are_those_of_the_weights_one_by_one() -> None:
-    for case in load(TUNING):
+def added_up(plain: str, text: str, before: str) -> tuple[str, tuple[int, ...]]:
+    """What ``learned.sums`` gives, from the weights of each name."""
+    name, found = features(plain, text, before)
+    language = learned.model().languages[name]
+    known = [language.weights[each] for each in found if each in language.weights]
+    both = zip(language.bias, language.threshold, strict=True)
+    return name, tuple(
+        bias - threshold + sum(weights[place] for weights in known)
+        for place, (bias, threshold) in enumerate(both)
+    )
+
+
+@pytest.mark.parametrize("file", learning.FILES, ids=lambda file: file.stem)
+def test_sums_are_those_of_the_weights_one_by_one(file: Path) -> None:
+    for case in load(file):
         plain = normalise(case.text)
-        name, found = features(plain, case.text, case.reply or "")
-        language = learned.model().languages[name]
-        expected = tuple(
-            language.bias[place]
-            - language.threshold[place]
-            + sum(language.weights[each][place] for each in found if each in language.weights)
-            for place in range(len(SIGNALS))
-        )
-        assert learned.sums(plain, case.text, case.reply or "") == (name, expected)
+        for before in {case.reply or "", ""} if plain else ():
+            assert learned.sums(plain, case.text, before) == added_up(plain, case.text, before)
 
 
-@given(st.text(max_size=60), st.text(max_size=300))
+_WORDS = (
+    "no reply other number other day the three is are isn't o'clock 'one Anna 3.5 1,000 2nd you"
+    " your tip said it that's match who why NOT help helping ? ! , ; # - ^ $ ~ good catch"
+    " 的 了 吗 不 没有 什么 周一 二 早上 下午 标题 说 夸 唔好 嘅 好不好 能不能 一样 你 他 ， 。 ？"
+    " ５ ٣٤ ① é 👍 \ud800 SF12 x2"
+)
+WORDS = _WORDS.split()
+TEXTS = st.one_of(
+    st.text(max_size=80),
+    st.text(st.characters(categories=["Cs", "Nd", "Lu", "So", "Zs", "Lo"]), max_size=30),
+    st.lists(st.sampled_from(WORDS), max_size=50).map(" ".join),
+    st.lists(st.sampled_from(WORDS), max_size=20).map("".join),
+)
+
+
+@given(TEXTS, TEXTS)
+def test_of_any_text_sums_are_those_of_the_weights_one_by_one(text: str, before: str) -> None:
+    plain = normalise(text)
+    if plain:
+        assert learned.sums(plain, text, before) == added_up(plain, text, before)
+
+
+@given(TEXTS, TEXTS)
 def test_any_text_has_features_and_a_quote_of_its_own(text: str, before: str) -> None:
     plain = normalise(text)
     if not plain:
@@ -147,22 +179,53 @@ def test_any_text_has_features_and_a_quote_of_its_own(text: str, before: str) ->
     assert language in LANGUAGES
     assert found
     assert all(isinstance(match, Match) for match in find(text, before))
-    if spans_of(plain, language):
-        for signal in SIGNALS:
-            quote = learned.quote(plain, language, signal)
-            assert quote
-            assert quote in plain
+    for signal in SIGNALS:
+        quote = learned.quote(plain, language, signal)
+        assert quote
+        assert quote in plain
 
 
-def test_what_words_were_seen_before_changes_nothing() -> None:
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize(("name", "reader"), [("en", English), ("zh", Chinese)])
+def test_a_reader_finds_what_its_vocabulary_knows(
+    name: str, reader: type[English[int]] | type[Chinese[int]], every: int
+) -> None:
+    cases = [(normalise(case.text), case.text, case.reply or "") for case in load(TUNING)]
+    found = [(case, features(*case)) for case in cases]
+    ours = [(case, names) for case, (language, names) in found if language == name]
+    numbers = {each: n for n, each in enumerate(sorted({*itertools.chain(*(x for _, x in ours))}))}
+    known = dict(itertools.islice(numbers.items(), 0, None, every))
+    read = reader(Known(known))
+    for case, names in ours:
+        assert read.found(*case) == {known[each] for each in names & known.keys()}
+
+
+def test_what_words_were_seen_before_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     cases = load(TUNING)[:80]
     first = [find(case.text, case.reply or "") for case in cases]
-    module = importlib.import_module("processors.reward.features")
     shuffled = list(enumerate(cases))
     random.Random(1).shuffle(shuffled)
-    module._WORDS.clear()
+    monkeypatch.setattr(features_of, "MAX_KNOWN", 7)
+    learned._ready.cache_clear()
     again = {place: find(case.text, case.reply or "") for place, case in shuffled}
     assert [again[place] for place in range(len(cases))] == first
+    english, chinese = learned._ready()["en"].reader, learned._ready()["zh"].reader
+    assert isinstance(english, English)
+    assert isinstance(chinese, Chinese)
+    kept = (english._words, english._words._chunks, chinese._characters, chinese._shapes)
+    assert all(0 < len(each) <= 7 for each in kept)
+    learned._ready.cache_clear()
+
+
+def test_threads_do_not_get_in_each_other_s_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    cases = [(normalise(case.text), case.text, case.reply or "") for case in load(TUNING)]
+    expected = [learned.sums(*case) for case in cases]
+    monkeypatch.setattr(features_of, "MAX_KNOWN", 50)
+    learned._ready.cache_clear()
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(lambda _: [learned.sums(*case) for case in cases], range(8)):
+            assert found == expected
+    learned._ready.cache_clear()
 
 
 @pytest.mark.parametrize(
