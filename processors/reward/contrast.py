@@ -374,6 +374,10 @@ _NUMBER_ZH = re.compile(
 )
 _WEEK_ZH = re.compile(r"(?:周|星期|礼拜)([一二三四五六日天末])")
 _HALVES_ZH = re.compile("早上|上午|中午|下午|晚上|凌晨")
+_VALUES_ZH = ((_WEEK_ZH, "周期拜"), (_HALVES_ZH, "上午晨"))
+"""What there is one of, and characters of which one is in each."""
+
+_NUMERAL_ZH = re.compile(r"[\d零一二三四五六七八九十百千万两半]")
 _DIGITS_ZH = str.maketrans("零一二三四五六七八九两", "01234567892")
 STOP_ZH = frozenset(
     "的了吗呢吧啊呀我你您他她它们是在有和就都也还这那个不没一把给被让很请要会能可以上下里中"
@@ -433,11 +437,11 @@ def _new_predicate_zh(sentence: str, reply: str) -> bool:
 
 def other_value_zh(sentence: str, reply: str) -> bool:
     """Whether there is a weekday, half of a day or number where the reply has others."""
-    for kind in (_WEEK_ZH, _HALVES_ZH):
-        mine = kind.findall(sentence)
-        theirs = kind.findall(reply) if mine else ()
-        if theirs and set(mine).isdisjoint(theirs):
-            return True
+    for kind, signs in _VALUES_ZH:
+        if any(map(sentence.__contains__, signs)):
+            mine, theirs = kind.findall(sentence), kind.findall(reply)
+            if mine and theirs and set(mine).isdisjoint(theirs):
+                return True
     own = _numbers_zh(sentence)
     if not own:
         return False
@@ -446,6 +450,8 @@ def other_value_zh(sentence: str, reply: str) -> bool:
 
 
 def _numbers_zh(text: str) -> set[str]:
+    if _NUMERAL_ZH.search(text) is None:
+        return set()
     return {number.translate(_DIGITS_ZH) for number in _NUMBER_ZH.findall(text)}
 
 

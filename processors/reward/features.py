@@ -20,6 +20,7 @@ for each word, and pairs and shapes are looked up by their parts. Pure.
 from __future__ import annotations
 
 import itertools
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, Protocol
@@ -312,7 +313,7 @@ class _Rest(NamedTuple):
     Attributes:
         part: The word as it stands in the turn.
         clause: What it brings where a clause begins with it.
-        first: What it brings as the first word of all.
+        first: What it brings where the first clause begins with it.
         heads: The rows of its token and of its kind as the first of all.
     """
 
@@ -356,6 +357,7 @@ def _word(part: str, vocabulary: Vocabulary[V]) -> _Word:
     kind = kinds[0] if kinds else "-"
     wordy = token[0].isalnum() or token == "#"
     beginning = stem(token)
+    clause = (f".{token}", *(f".{each}" for each in kinds or ("-",)))
     flags = ("BE" in kinds, _BE), ("DAY" in kinds, _DAY), (token in _COUNTED, _COUNTS)
     return _Word(
         token=token,
@@ -370,8 +372,8 @@ def _word(part: str, vocabulary: Vocabulary[V]) -> _Word:
         kind_after=vocabulary.row(kind, " "),
         rest=_Rest(
             part=part,
-            clause=_values(vocabulary, (f".{token}", *(f".{kind}" for kind in kinds or ("-",)))),
-            first=_values(vocabulary, (f"^{token}", f"^{kind}")),
+            clause=_values(vocabulary, clause),
+            first=_values(vocabulary, (*clause, f"^{token}", f"^{kind}")),
             heads=(vocabulary.row(f"^{token}", " "), vocabulary.row(f"^{kind}", " ")),
         ),
     )
@@ -494,18 +496,23 @@ class English(Generic[V]):
 
     def _add_beginnings(self, read: list[_Word], roles: bytes, found: set[Any]) -> None:
         """Add what clauses begin with, and the whole turn."""
-        clauses, place = 0, roles.find(_OPENS)
-        if place >= 0:
-            found.update(read[place].rest.first)
-            second = roles.find(_OPENS, place + 1)
-            if second >= 0:
-                word = read[second]
-                found.update(self._following(read[place].rest.heads, (word.token, word.kind)))
-        while place >= 0:
+        place = roles.find(_OPENS)
+        if place < 0:
+            found.add(self._clauses[0])
+            return
+        first = read[place].rest
+        found.update(first.first)
+        second = roles.find(_OPENS, place + 1)
+        if second >= 0:
+            word = read[second]
+            found.update(self._following(first.heads, (word.token, word.kind)))
+        clauses = 1
+        while (ends := roles.find(_BREAKS_OFF, place)) >= 0:
+            place = roles.find(_OPENS, ends)
+            if place < 0:
+                break
             found.update(read[place].rest.clause)
             clauses += 1
-            ends = roles.find(_BREAKS_OFF, place)
-            place = roles.find(_OPENS, ends) if ends >= 0 else -1
         found.add(_at(self._clauses, clauses))
 
     def _add_comparison(
@@ -584,8 +591,6 @@ def _new_predicate(read: list[_Word], common: set[str]) -> bool:
 # --- Chinese ----------------------------------------------------------------------------------
 
 _ASKS_ZH = tuple(word for word in CLASSES_ZH["ASK"].split() if len(word) <= 2)
-_VALUES_ZH = re.compile(r"[\d零一二三四五六七八九十百千万两半周期拜上午晨]")
-"""One of these is in what ``other_value_zh`` compares."""
 
 
 def _spoken(plain: str) -> str:
@@ -732,7 +737,7 @@ class Chinese(Generic[V]):
         places = _common_places(own, said)
         found.add(_at(self._common, len(places)))
         found.add(self._shares[_share(len(places), len(own) - 1)])
-        if _VALUES_ZH.search(plain) is not None and other_value_zh(plain, said):
+        if other_value_zh(plain, said):
             found.add(self._of("other value"))
         wordy = _WORDY.search(own) is not None
         latin = _LATIN.findall(own) if wordy else ()
@@ -760,13 +765,13 @@ class Chinese(Generic[V]):
 
 def _common_places(own: str, said: str) -> list[int]:
     """Where two characters that mean something stand together as in the reply."""
-    shared = set(filter(said.__contains__, {*own} - STOP_ZH))
-    if not shared:
-        return []
+    pairs = map(operator.add, own, own[1:])
     return [
         place
-        for place, (a, b) in enumerate(itertools.pairwise(own))
-        if a in shared and b in shared and a >= "一" and b >= "一" and f"{a}{b}" in said
+        for place in itertools.compress(itertools.count(), map(said.__contains__, pairs))
+        if own[place] >= "一"
+        and own[place + 1] >= "一"
+        and STOP_ZH.isdisjoint(own[place : place + 2])
     ]
 
 

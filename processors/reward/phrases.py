@@ -13,6 +13,9 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+MAX_KNOWN = 8_192
+"""For so many sets of cues it is kept which expressions are tried."""
+
 _PIECE = re.compile("[a-z]+|[^a-z]")
 
 
@@ -30,6 +33,29 @@ class Phrase:
     cues: tuple[str, ...]
 
 
+_Look = Callable[[str], re.Match[str] | None]
+
+
+class _Tried(dict[int, tuple[tuple[str, _Look], ...]]):
+    """Which expressions are tried where there are these cues; found when it is first asked for.
+
+    Args:
+        looks: The cues that each needs, the name of its class, and what looks for it.
+    """
+
+    def __init__(self, looks: Sequence[tuple[int, str, _Look]]) -> None:
+        super().__init__()
+        self._looks = looks
+
+    def __missing__(self, cues: int) -> tuple[tuple[str, _Look], ...]:
+        if len(self) >= MAX_KNOWN:
+            self.clear()
+        made = self[cues] = tuple(
+            (n, look) for needed, n, look in self._looks if not needed & ~cues
+        )
+        return made
+
+
 class Phrases:
     """Classes of phrases, ready to be looked for. For use by any number of threads.
 
@@ -43,9 +69,11 @@ class Phrases:
         cues = dict.fromkeys(cue for _, phrase in phrases for cue in phrase.cues)
         self._cues = tuple((re.compile(cue), 1 << place) for place, cue in enumerate(cues))
         bits = {cue.pattern: bit for cue, bit in self._cues}
-        self._looks = tuple(
-            (sum(bits[cue] for cue in phrase.cues), _look(phrase.pattern), name)
-            for name, phrase in phrases
+        self._tried = _Tried(
+            [
+                (sum(bits[cue] for cue in phrase.cues), name, _look(phrase.pattern))
+                for name, phrase in phrases
+            ]
         )
 
     def cues_of(self, words: str) -> int:
@@ -64,14 +92,10 @@ class Phrases:
             plain: The turn.
             cues: Those of all its parts, joined by ``|``.
         """
-        return [
-            name
-            for needed, look, name in self._looks
-            if needed & cues == needed and look(plain) is not None
-        ]
+        return [name for name, look in self._tried[cues] if look(plain) is not None]
 
 
-def _look(pattern: str) -> Callable[[str], re.Match[str] | None]:
+def _look(pattern: str) -> _Look:
     compiled = re.compile(pattern)
     return compiled.match if pattern.startswith("^") else compiled.search
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from processors.reward import phrases as phrases_of
 from processors.reward.phrases import PHRASES_EN, PHRASES_ZH, Phrase, Phrases
 from processors.reward.signals import normalise
 from tests.unit.processors.reward.labelled import CHECKING, TUNING, load
@@ -51,9 +52,18 @@ def test_of_labelled_cases_all_classes_are_found_and_few_tried_in_vain() -> None
             assert names == expected(phrases, plain)
             classes |= names
             right += len(names)
-            tried += sum(needed & cues == needed for needed, _, _ in phrases._looks)
+            tried += len(phrases._tried[cues])
     assert classes == {*PHRASES_EN.classes, *PHRASES_ZH.classes}
     assert tried < 5 * right
+
+
+def test_what_is_kept_is_bounded_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [normalise(case.text) for case in load(TUNING)]
+    once = [found(PHRASES_EN, text) for text in texts]
+    monkeypatch.setattr(phrases_of, "MAX_KNOWN", 3)
+    again = Phrases(PHRASES_EN.classes)
+    assert [found(again, text) for text in texts] == once
+    assert 0 < len(again._tried) <= 3
 
 
 def test_a_turn_has_the_cues_of_its_words() -> None:
