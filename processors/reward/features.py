@@ -233,10 +233,10 @@ class Reader(Protocol[V]):
             reply: The reply right before it; empty if it is not known.
         """
 
-    def spans(self, plain: str) -> list[tuple[str, tuple[V | None, ...]]]:
+    def spans(self, plain: str) -> list[tuple[str, Collection[V]]]:
         """The words or Chinese characters of a turn in order, and the features each brings to it.
 
-        These are its own, and those of it with what stands before it.
+        These are its own, and that of it with what stands before it.
 
         Args:
             plain: The turn as ``signals.normalise`` makes it.
@@ -461,12 +461,15 @@ class English(Generic[V]):
         self._shares = tuple(map(self._of, _SHARES))
         self._other_day = self._of("other day")
 
-    def spans(self, plain: str) -> list[tuple[str, tuple[V | None, ...]]]:
+    def spans(self, plain: str) -> list[tuple[str, Collection[V]]]:
         """As ``Reader.spans``."""
         read = self._words.read(plain)[:MAX_TOKENS]
         rows = [self._start, *[word.after for word in read]]
         pairs = self._following(rows, [word.token for word in read])
-        return [(w.rest.part, (*w.features, pair)) for w, pair in zip(read, pairs, strict=True)]
+        return [
+            (word.rest.part, word.features if pair is None else (*word.features, pair))
+            for word, pair in zip(read, pairs, strict=True)
+        ]
 
     def found(self, plain: str, text: str, reply: str) -> set[V]:
         """As ``Reader.found``."""
@@ -694,13 +697,16 @@ class Chinese(Generic[V]):
         self._common = tuple(map(self._of, _COMMON_ZH))
         self._shares = tuple(map(self._of, _SHARES))
 
-    def spans(self, plain: str) -> list[tuple[str, tuple[V | None, ...]]]:
+    def spans(self, plain: str) -> list[tuple[str, Collection[V]]]:
         """As ``Reader.spans``."""
         words = _PIECE_ZH.findall(plain)[:MAX_CHARS]
         read = ["#" if "0" <= word[0] <= "9" else word for word in words]
         own = [self._characters[character] for character in read]
         pairs = self._following([self._start, *[each.after for each in own]], read)
-        return [(w, (each.own, p)) for w, each, p in zip(words, own, pairs, strict=True)]
+        return [
+            (word, [value for value in (each.own, pair) if value is not None])
+            for word, each, pair in zip(words, own, pairs, strict=True)
+        ]
 
     def found(self, plain: str, text: str, reply: str) -> set[V]:
         """As ``Reader.found``."""

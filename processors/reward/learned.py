@@ -158,8 +158,8 @@ def quote(plain: str, language: str, signal: Signal) -> str:
     spans = _ready()[language].reader.spans(plain)
     if not spans:
         return plain
-    number = SIGNALS.index(signal)
-    first, last = _best_run([_unpacked(sum(filter(None, f)))[number] for _, f in spans])
+    shift = _BITS * SIGNALS.index(signal)
+    first, last = _best_run([(sum(found) + _HALVES >> shift & _MASK) - _HALF for _, found in spans])
     start = end = 0
     for place, (word, _) in enumerate(spans[: last + 1]):
         begins = plain.index(word, end)
