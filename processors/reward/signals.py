@@ -16,9 +16,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from heapq import heapify, heappop, heappush
 
 from msgspec import Struct
 from opencc import OpenCC
@@ -26,7 +26,7 @@ from opencc import OpenCC
 from processors.reward import learned
 from processors.reward.contrast import asks, corrects
 from processors.reward.features import MAX_CHARS as MAX_LEARNED_CHARS
-from processors.reward.gate import Gate
+from processors.reward.gate import Gate, first
 from processors.reward.rules import (
     QUOTED,
     RULE_SETS,
@@ -58,37 +58,33 @@ class _Compiled:
 
     Args:
         signal: What a match means.
-        script: What a text must have for any rule to match.
-        masks: All masks as one.
+        masks: What is blanked out: what is quoted, and the masks, in order.
+        mask_gate: Which of them a text may have.
         patterns: The patterns, in order.
     """
 
     signal: Signal
-    script: re.Pattern[str]
-    masks: re.Pattern[str]
+    masks: tuple[re.Pattern[str], ...]
+    mask_gate: Gate
     patterns: tuple[re.Pattern[str], ...]
 
 
-# A turn without any such character cannot match; 👍 and 👎 are in the rules of both.
-_SCRIPTS = {"en": re.compile("[a-z👍👌💯👎]"), "zh": re.compile("[一-鿿👍👌💯👎]")}
-
-
 def _compile(rules: RuleSet) -> _Compiled:
+    masks = (QUOTED, *rules.masks)
     return _Compiled(
         rules.signal,
-        _SCRIPTS[rules.language],
-        re.compile("|".join(f"(?:{mask})" for mask in (QUOTED, *rules.masks))),
-        tuple(re.compile(pattern) for pattern in rules.patterns),
+        tuple(map(re.compile, masks)),
+        Gate(masks),
+        tuple(map(re.compile, rules.patterns)),
     )
 
 
 _COMPILED = tuple(_compile(rules) for rules in RULE_SETS)
-_PLACES = tuple(
-    (number, place)
-    for number, rules in enumerate(RULE_SETS)
-    for place in range(len(rules.patterns))
-)
-"""Of each pattern, as the gate counts them, its rule set and its place there."""
+_PATTERNS = tuple(pattern for rules in _COMPILED for pattern in rules.patterns)
+"""All patterns, in the order that the gate counts them."""
+
+_RULES = tuple(number for number, rules in enumerate(_COMPILED) for _ in rules.patterns)
+"""Of each the number of its rule set."""
 
 _GATE = Gate([pattern for rules in RULE_SETS for pattern in rules.patterns])
 
@@ -135,9 +131,11 @@ def _simplified() -> dict[int, str]:
 def prepare() -> None:
     """Make ready what ``find`` needs, so that the first turn takes no longer than any other.
 
-    It takes one to two seconds of processor time, once in a process.
+    It takes about half a second of processor time, once in a process.
     """
     _GATE.prepare()
+    for rules in _COMPILED:
+        rules.mask_gate.prepare()
     _simplified()
     learned.prepare()
 
@@ -171,19 +169,29 @@ def find(text: str, reply: str = "", *, learn: bool = True) -> tuple[Match, ...]
 
 def by_rules(plain: str, reply: str = "") -> tuple[Match, ...]:
     """What the rules find in a turn, as ``normalise`` made it."""
-    possible = _possible(plain)
+    hits = [
+        (index, hit)
+        for index, begins in _GATE.possible(plain).items()
+        if (hit := first(_PATTERNS[index], plain, begins)) is not None
+    ]
+    return _found(plain, reply, sorted(hits)) if hits else ()
+
+
+def _found(plain: str, reply: str, hits: list[tuple[int, re.Match[str]]]) -> tuple[Match, ...]:
+    """What rules find whose patterns have these first matches."""
+    of_rules: dict[int, list[re.Match[str]]] = {}
+    for index, hit in hits:
+        of_rules.setdefault(_RULES[index], []).append(hit)
     found: dict[Signal, Match] = {}
-    for number in sorted(possible):
-        rules = _COMPILED[number]
-        if rules.signal in found or not rules.script.search(plain):
+    for number, matched in of_rules.items():
+        signal = _COMPILED[number].signal
+        if signal in found or (signal is Signal.CONFIRMATION and Signal.CORRECTION in found):
             continue
-        hit = _first(rules, plain, possible[number])
-        if hit is not None:
-            found[rules.signal] = Match(rules.signal, _quote(hit.group()))
-    if Signal.CORRECTION in found:
-        if _ANSWER.match(plain) and asks(reply):
-            return ()
-        found.pop(Signal.CONFIRMATION, None)
+        unmasked = _unmasked(_COMPILED[number], plain, matched)
+        if unmasked is not None:
+            found[signal] = Match(signal, _quote(unmasked.group()))
+    if Signal.CORRECTION in found and _ANSWER.match(plain) and asks(reply):
+        return ()
     return tuple(found.values())
 
 
@@ -221,28 +229,45 @@ _ANSWER = re.compile(
 """How an answer begins where the reply asked something: the "no" in it corrects nothing."""
 
 
-def _possible(text: str) -> dict[int, list[int]]:
-    """The patterns of each rule set that may match ``text``, as ``normalise`` made it."""
-    found: dict[int, list[int]] = {}
-    for index in _GATE.possible(text):
-        number, place = _PLACES[index]
-        found.setdefault(number, []).append(place)
-    return found
-
-
-def _first(rules: _Compiled, text: str, places: Iterable[int]) -> re.Match[str] | None:
+def _unmasked(rules: _Compiled, text: str, hits: list[re.Match[str]]) -> re.Match[str] | None:
     """The match that stands first in ``text`` once look-alikes are blanked out.
 
-    Most texts match nothing: they are not even masked unless a pattern matches as they are.
+    Args:
+        rules: The rule set.
+        text: The text.
+        hits: The first match of each pattern in the text as it is; patterns without any are not
+            looked for again.
     """
-    patterns = [
-        rules.patterns[place] for place in places if rules.patterns[place].search(text) is not None
+    masked = _masked(rules, text)
+    if masked != text:
+        hits = [hit for hit in (old.re.search(masked) for old in hits) if hit is not None]
+    return min(hits, key=lambda hit: hit.start(), default=None)
+
+
+def _masked(rules: _Compiled, text: str) -> str:
+    """``text`` with its look-alikes blanked out: the one that stands first, and so on after it.
+
+    Of two that begin at one place, it is that of the mask that comes first.
+    """
+    possible = rules.mask_gate.possible(text)
+    kept: list[str] = []
+    end = 0
+    ahead = [
+        (hit.start(), index, hit)
+        for index, begins in possible.items()
+        if (hit := first(rules.masks[index], text, begins)) is not None
     ]
-    if not patterns:
-        return None
-    masked = rules.masks.sub(" ~ ", text)
-    hits = (pattern.search(masked) for pattern in patterns)
-    return min((hit for hit in hits if hit is not None), key=lambda hit: hit.start(), default=None)
+    heapify(ahead)
+    while ahead:
+        start, index, hit = heappop(ahead)
+        if start >= end:
+            kept.append(text[end:start])
+            end = hit.end()
+        later = first(rules.masks[index], text, possible[index], end)
+        if later is not None:
+            heappush(ahead, (later.start(), index, later))
+    kept.append(text[end:])
+    return " ~ ".join(kept)
 
 
 def _quote(words: str) -> str:
