@@ -23,6 +23,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Generic, NamedTuple, Protocol
 
 from processors.reward.contrast import (
@@ -46,9 +47,6 @@ MAX_TOKENS = 40
 MAX_REPLY_CHARS = 2_000
 MAX_KNOWN = 8_192
 """Of so many words, and of so many Chinese characters, what they are is kept."""
-
-MAX_CHUNK_CHARS = 20
-"""Text without a blank in it is kept with its words up to this length."""
 
 CLASSES_EN = {
     "FORM": (
@@ -307,20 +305,35 @@ _FLAGS = 3
 _OPENS, _BREAKS_OFF = b"\x01", b"\x02"
 
 
-class _Rest(NamedTuple):
-    """What is seldom needed of a word.
+class _Opening(Generic[V]):
+    """What a word brings where it begins something; found when it first does.
 
-    Attributes:
-        part: The word as it stands in the turn.
-        clause: What it brings where a clause begins with it.
-        first: What it brings where the first clause begins with it.
-        heads: The rows of its token and of its kind as the first of all.
+    Args:
+        token: As features name it.
+        kinds: Its classes; ``-`` if it has none.
+        vocabulary: What stands for features.
     """
 
-    part: str
-    clause: tuple[Any, ...]
-    first: tuple[Any, ...]
-    heads: tuple[Row, Row]
+    def __init__(self, token: str, kinds: tuple[str, ...], vocabulary: Vocabulary[V]) -> None:
+        self._token = token
+        self._kinds = kinds
+        self._vocabulary = vocabulary
+
+    @cached_property
+    def clause(self) -> list[V]:
+        """What it brings where a clause begins with it."""
+        return _values(self._vocabulary, [f".{name}" for name in (self._token, *self._kinds)])
+
+    @cached_property
+    def first(self) -> list[V]:
+        """What it brings besides as the first of a turn's."""
+        return _values(self._vocabulary, [f"^{self._token}", f"^{self._kinds[0]}"])
+
+    @cached_property
+    def heads(self) -> tuple[Row, Row]:
+        """The rows of its token and of its class as the first of a turn's."""
+        row = self._vocabulary.row
+        return row(f"^{self._token}", " "), row(f"^{self._kinds[0]}", " ")
 
 
 class _Word(NamedTuple):
@@ -336,7 +349,8 @@ class _Word(NamedTuple):
         features: What it brings.
         after: The row of its token.
         kind_after: The row of its kind.
-        rest: What is seldom needed.
+        part: The word as it stands in the turn.
+        opening: What it brings where it begins something.
     """
 
     token: str
@@ -348,7 +362,8 @@ class _Word(NamedTuple):
     features: frozenset[Any]
     after: Row
     kind_after: Row
-    rest: _Rest
+    part: str
+    opening: _Opening[Any]
 
 
 def _word(part: str, vocabulary: Vocabulary[V]) -> _Word:
@@ -357,8 +372,13 @@ def _word(part: str, vocabulary: Vocabulary[V]) -> _Word:
     kind = kinds[0] if kinds else "-"
     wordy = token[0].isalnum() or token == "#"
     beginning = stem(token)
-    clause = (f".{token}", *(f".{each}" for each in kinds or ("-",)))
-    flags = ("BE" in kinds, _BE), ("DAY" in kinds, _DAY), (token in _COUNTED, _COUNTS)
+    bits = PHRASES_EN.cues_of(part) << _FLAGS
+    if "BE" in kinds:
+        bits |= _BE
+    if "DAY" in kinds:
+        bits |= _DAY
+    if token in _COUNTED:
+        bits |= _COUNTS
     return _Word(
         token=token,
         kind=kind,
@@ -366,28 +386,24 @@ def _word(part: str, vocabulary: Vocabulary[V]) -> _Word:
         # A short word may stand within another.
         sought=f" {beginning}" if 0 < len(beginning) <= 4 else beginning,
         form=_form(token, kinds, beginning, wordy=wordy),
-        bits=sum(bit for there, bit in flags if there) | PHRASES_EN.cues_of(part) << _FLAGS,
-        features=frozenset(_values(vocabulary, (token, *kinds, *_affixes(token)))),
+        bits=bits,
+        features=frozenset(_values(vocabulary, [token, *kinds, *_affixes(token)])),
         after=vocabulary.row(token, " "),
         kind_after=vocabulary.row(kind, " "),
-        rest=_Rest(
-            part=part,
-            clause=_values(vocabulary, clause),
-            first=_values(vocabulary, (*clause, f"^{token}", f"^{kind}")),
-            heads=(vocabulary.row(f"^{token}", " "), vocabulary.row(f"^{kind}", " ")),
-        ),
+        part=part,
+        opening=_Opening(token, kinds or ("-",), vocabulary),
     )
 
 
-def _values(vocabulary: Vocabulary[V], names: Iterable[str]) -> tuple[V, ...]:
-    return tuple(value for value in map(vocabulary.of, names) if value is not None)
+def _values(vocabulary: Vocabulary[V], names: Iterable[str]) -> list[V]:
+    return [value for value in map(vocabulary.of, names) if value is not None]
 
 
-def _affixes(token: str) -> Iterator[str]:
-    if len(token) > 5:
-        yield f"{token[:5]}-"
-    if len(token) > 4:
-        yield from (f"-{token[-2:]}", f"-{token[-3:]}")
+def _affixes(token: str) -> tuple[str, ...]:
+    if len(token) <= 4:
+        return ()
+    ends = (f"-{token[-2:]}", f"-{token[-3:]}")
+    return ends if len(token) == 5 else (f"{token[:5]}-", *ends)
 
 
 def _form(token: str, kinds: tuple[str, ...], beginning: str, *, wordy: bool) -> str:
@@ -410,35 +426,20 @@ class _Words(dict[str, _Word], Generic[V]):
     def __init__(self, vocabulary: Vocabulary[V]) -> None:
         super().__init__()
         self._vocabulary = vocabulary
-        # What stands between blanks, as its words.
-        self._chunks: dict[str, tuple[_Word, ...]] = {}
 
     def __missing__(self, part: str) -> _Word:
-        self._make_room(self)
+        if len(self) >= MAX_KNOWN:
+            self.clear()
         made = self[part] = _word(part, self._vocabulary)
         return made
 
     def read(self, plain: str) -> list[_Word]:
         """The words and marks of a turn."""
-        chunks = plain.split()
-        if plain.isascii() and "".join(chunks).isalpha():
-            return list(map(self.__getitem__, chunks))
-        return list(itertools.chain.from_iterable(map(self._words_in, chunks)))
-
-    def _words_in(self, chunk: str) -> tuple[_Word, ...]:
-        made = self._chunks.get(chunk)
-        if made is None:
-            made = tuple(map(self.__getitem__, _TOKEN.findall(chunk)))
-            if len(chunk) <= MAX_CHUNK_CHARS:
-                self._make_room(self._chunks)
-                self._chunks[chunk] = made
-        return made
-
-    def _make_room(self, full: Collection[object]) -> None:
-        # Both at once: a chunk keeps its words.
-        if len(full) >= MAX_KNOWN:
-            self.clear()
-            self._chunks.clear()
+        parts = plain.split()
+        # With letters alone between blanks they are its words.
+        if not (plain.isascii() and "".join(parts).isalpha()):
+            parts = _TOKEN.findall(plain)
+        return list(map(self.__getitem__, parts))
 
 
 class English(Generic[V]):
@@ -467,7 +468,7 @@ class English(Generic[V]):
         rows = [self._start, *[word.after for word in read]]
         pairs = self._following(rows, [word.token for word in read])
         return [
-            (word.rest.part, word.features if pair is None else (*word.features, pair))
+            (word.part, word.features if pair is None else (*word.features, pair))
             for word, pair in zip(read, pairs, strict=True)
         ]
 
@@ -476,7 +477,7 @@ class English(Generic[V]):
         words = self._words.read(plain)
         read = words[:MAX_TOKENS]
         # By columns: each is then gone through at once.
-        tokens, kinds, roles, sought, forms, each_bits, own, after, kind_after, _ = zip(
+        tokens, kinds, roles, sought, forms, each_bits, own, after, kind_after, *_ = zip(
             *read, strict=True
         )
         found: set[Any] = set()
@@ -503,18 +504,19 @@ class English(Generic[V]):
         if place < 0:
             found.add(self._clauses[0])
             return
-        first = read[place].rest
-        found.update(first.first)
+        opening = read[place].opening
+        found.update(opening.first)
+        found.update(opening.clause)
         second = roles.find(_OPENS, place + 1)
         if second >= 0:
             word = read[second]
-            found.update(self._following(first.heads, (word.token, word.kind)))
+            found.update(self._following(opening.heads, (word.token, word.kind)))
         clauses = 1
         while (ends := roles.find(_BREAKS_OFF, place)) >= 0:
             place = roles.find(_OPENS, ends)
             if place < 0:
                 break
-            found.update(read[place].rest.clause)
+            found.update(read[place].opening.clause)
             clauses += 1
         found.add(_at(self._clauses, clauses))
 
@@ -562,7 +564,7 @@ def _compared(read: list[_Word], said: str) -> Iterator[str]:
     """The forms of words; that of a number which the reply does not have is ``N``."""
     theirs = frozenset(_DIGITS.findall(said))
     for word in read:
-        other = word.form == "#" and word.rest.part.strip(".,:") not in theirs
+        other = word.form == "#" and word.part.strip(".,:") not in theirs
         yield "N" if other else word.form
 
 

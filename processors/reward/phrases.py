@@ -10,7 +10,7 @@ save time: a test holds that no match is lost by them. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 MAX_KNOWN = 8_192
@@ -68,6 +68,8 @@ class Phrases:
         phrases = [(name, phrase) for name, each in classes.items() for phrase in each]
         cues = dict.fromkeys(cue for _, phrase in phrases for cue in phrase.cues)
         self._cues = tuple((re.compile(cue), 1 << place) for place, cue in enumerate(cues))
+        self._some_begins = re.compile(_either(cue for cue in cues if cue[0] == "^")).match
+        self._some_has = re.compile(_either(cue for cue in cues if cue[0] != "^")).search
         bits = {cue.pattern: bit for cue, bit in self._cues}
         self._tried = _Tried(
             [
@@ -82,8 +84,12 @@ class Phrases:
         Args:
             words: No part of a turn that begins or ends within a run of letters.
         """
-        pieces = _PIECE.findall(words)
-        return sum(bit for cue, bit in self._cues if any(map(cue.search, pieces)))
+        found = 0
+        for piece in _PIECE.findall(words):
+            # Most words are none.
+            if self._some_begins(piece) is not None or self._some_has(piece) is not None:
+                found |= sum(bit for cue, bit in self._cues if cue.search(piece) is not None)
+        return found
 
     def found(self, plain: str, cues: int) -> list[str]:
         """The names of the classes in a turn; a name may be there twice.
@@ -93,6 +99,11 @@ class Phrases:
             cues: Those of all its parts, joined by ``|``.
         """
         return [name for name, look in self._tried[cues] if look(plain) is not None]
+
+
+def _either(patterns: Iterable[str]) -> str:
+    """What matches where one of some expressions does; nowhere without any."""
+    return "|".join(f"(?:{pattern})" for pattern in patterns) or "(?!)"
 
 
 def _look(pattern: str) -> _Look:

@@ -212,7 +212,7 @@ def test_what_words_were_seen_before_changes_nothing(monkeypatch: pytest.MonkeyP
     english, chinese = learned._ready()["en"].reader, learned._ready()["zh"].reader
     assert isinstance(english, English)
     assert isinstance(chinese, Chinese)
-    kept = (english._words, english._words._chunks, chinese._characters, chinese._shapes)
+    kept = (english._words, chinese._characters, chinese._shapes)
     assert all(0 < len(each) <= 7 for each in kept)
     learned._ready.cache_clear()
 
