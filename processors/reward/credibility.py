@@ -49,6 +49,7 @@ from processors.reward.formulas import (
     latest_claims,
     latest_ratings,
     of_kinds,
+    rater_of,
     readable,
 )
 from streams.contracts import FeedbackKind, ReviewRequest, StepFeedback, TrajectorySegment
@@ -89,7 +90,7 @@ class Opinion(Struct, frozen=True, kw_only=True, gc=False):
         rater: Who (``formulas.rater_of``).
         user_id: The rater's user id, if there is one.
         value: The rating, in [-1, 1]; of a claim what it says.
-        event_time: When it was given, ms.
+        event_time: When it was given, ms; of a claim that was sent again, the first time.
         closed_at: ``closed_at`` of the revision that showed it, ms.
         request: The review request it is part of.
         anomaly: The filter that found that it stands out, and on what numbers.
@@ -161,7 +162,8 @@ class Shown(Struct, frozen=True, gc=False):
         turn_id: The reply.
         reply: Its text.
         ratings: Each rater's latest rating of it.
-        claims: What else each rater claims of it (``formulas.latest_claims``).
+        claims: What else each rater claims of it (``formulas.latest_claims``); nothing of a reply
+            off the branch, which earns no reward.
         reviews: The reviews on it.
     """
 
@@ -176,7 +178,7 @@ def shown(segment: TrajectorySegment) -> tuple[Shown, ...]:
     """Of every reply with feedback, on the branch or off it, what was given."""
     rater = default_rater(segment)
     found: list[Shown] = []
-    for turn_id, reply, feedback in _replies(segment):
+    for turn_id, reply, feedback, on_branch in _replies(segment):
         if feedback:
             given = readable(feedback)
             found.append(
@@ -184,7 +186,7 @@ def shown(segment: TrajectorySegment) -> tuple[Shown, ...]:
                     turn_id,
                     reply,
                     latest_ratings(given, rater),
-                    latest_claims(given, rater),
+                    latest_claims(given, rater) if on_branch else {},
                     of_kinds(given, REVIEW_KINDS),
                 )
             )
@@ -240,57 +242,85 @@ def _of_segment(opinions: Iterable[Opinion], segment: TrajectorySegment) -> dict
     return {_identity(o): o for o in opinions if o.segment_id == segment.segment_id}
 
 
+TELLING = frozenset({FeedbackKind.OUTCOME, FeedbackKind.DIRECTIVE})
+"""Claims that say more than that something happened: who decided about one did not see another."""
+
+
 def _as_known(opinion: Opinion, known: Opinion | None) -> Opinion:
     """``opinion`` with what was found about it when it first showed."""
     if known is None:
         return opinion
-    return replace(opinion, request=known.request, anomaly=known.anomaly, suspended=known.suspended)
+    if opinion.kind in TELLING and opinion.event_id != known.event_id:
+        return replace(opinion, anomaly=known.anomaly)
+    return replace(
+        opinion,
+        event_time=known.event_time,
+        request=known.request,
+        anomaly=known.anomaly,
+        suspended=known.suspended,
+    )
+
+
+def counted_for(feedback: StepFeedback, owner: str, settings: RewardSettings) -> str:
+    """Who ``feedback`` is counted for among all: ``owner``, whose conversation it is in.
+
+    Whom it names instead only if its source is among ``verified_sources``: anybody may name
+    others, and would speak with many voices, or have others held.
+    """
+    return rater_of(feedback, owner) if feedback.source in settings.verified_sources else owner
 
 
 def new_feedback(
-    history: History, segment: TrajectorySegment, replies: Sequence[Shown]
+    history: History,
+    segment: TrajectorySegment,
+    replies: Sequence[Shown],
+    settings: RewardSettings,
 ) -> tuple[NewFeedback, ...]:
     """The ratings in ``segment`` that ``history`` has not seen, in the order shown, then claims."""
     known = _of_segment((*history.opinions, *history.claims), segment)
-    found = [
-        NewFeedback(
-            feedback=item, value=value, rater=who, turn_id=on.turn_id, reply=on.reply, sort=RATING
-        )
+    owner = default_rater(segment)
+    given = [
+        (item, value, on, RATING)
         for on in replies
-        for who, (item, value) in on.ratings.items()
+        for item, value in on.ratings.values()
         if item.event_id not in known
     ]
-    found += [
-        NewFeedback(
-            feedback=item,
-            value=value,
-            rater=who,
-            turn_id=on.turn_id,
-            reply=on.reply,
-            sort=CLAIMS[kind],
-        )
+    given += [
+        (item, value, on, CLAIMS[kind])
         for on in replies
         for (who, kind), (item, value) in on.claims.items()
         if (on.turn_id, who, kind) not in known
     ]
-    return tuple(found)
+    return tuple(
+        NewFeedback(
+            feedback=item,
+            value=value,
+            rater=counted_for(item, owner, settings),
+            turn_id=on.turn_id,
+            reply=on.reply,
+            sort=sort,
+        )
+        for item, value, on, sort in given
+    )
 
 
-def mark_anomalies(history: History, held: Mapping[str, Anomaly]) -> History:
-    """``history`` with what was found about feedback, by event id, noted on it."""
+def mark_anomalies(history: History, segment_id: str, held: Mapping[str, Anomaly]) -> History:
+    """``history`` with what was found about feedback in a segment, by event id, noted on it."""
     if not held:
         return history
     return replace(
         history,
-        opinions=_marked(history.opinions, held),
-        claims=_marked(history.claims, held),
+        opinions=_marked(history.opinions, segment_id, held),
+        claims=_marked(history.claims, segment_id, held),
     )
 
 
-def _marked(opinions: Sequence[Opinion], held: Mapping[str, Anomaly]) -> tuple[Opinion, ...]:
+def _marked(
+    opinions: Sequence[Opinion], segment_id: str, held: Mapping[str, Anomaly]
+) -> tuple[Opinion, ...]:
     return tuple(
         replace(o, anomaly=(held[o.event_id].filter, held[o.event_id].reason))
-        if o.event_id in held
+        if o.segment_id == segment_id and o.event_id in held
         else o
         for o in opinions
     )
@@ -299,7 +329,7 @@ def _marked(opinions: Sequence[Opinion], held: Mapping[str, Anomaly]) -> tuple[O
 def turned_negative(
     history: History, segment_id: str, new: Iterable[str], settings: RewardSettings
 ) -> tuple[str, ...]:
-    """Raters with a new rating that a per-user filter finds to turn negative.
+    """New ratings that a per-user filter finds to turn negative, one of each rater: event ids.
 
     Args:
         history: With the segment in it.
@@ -323,7 +353,7 @@ def turned_negative(
                     or _departs(opinions[: index + 1], history.decisions, settings) is not None
                 )
             ):
-                found.append(opinion.rater)
+                found.append(opinion.event_id)
                 break
     return tuple(found)
 
@@ -386,14 +416,16 @@ def decision_order(decision: Decision) -> tuple[int, str, str]:
     return decision.event_time, decision.segment_id, decision.event_id
 
 
-def _replies(segment: TrajectorySegment) -> Iterator[tuple[str, str, tuple[StepFeedback, ...]]]:
-    """Every reply, on the branch or off it: turn id, text and feedback."""
+def _replies(
+    segment: TrajectorySegment,
+) -> Iterator[tuple[str, str, tuple[StepFeedback, ...], bool]]:
+    """Every reply: turn id, text, feedback, and whether it is on the branch."""
     for step in segment.steps:
-        yield step.turn_id, step.reply, step.feedback
+        yield step.turn_id, step.reply, step.feedback, True
         for alternative in step.alternatives:
-            yield alternative.turn_id, alternative.reply, alternative.feedback
+            yield alternative.turn_id, alternative.reply, alternative.feedback, False
     for reply in segment.off_branch:
-        yield reply.turn_id, reply.reply, reply.feedback
+        yield reply.turn_id, reply.reply, reply.feedback, False
 
 
 def _opinions(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Opinion]:
@@ -618,6 +650,8 @@ def _is_about(decision: Decision, opinion: Opinion) -> bool:
     request = opinion.request
     if decision.request_id is not None:
         return request is not None and request.event_id == decision.request_id
+    if opinion.kind is not None and opinion.event_time > decision.event_time:
+        return False  # Who decided about a rating on the reply had not seen this.
     place = (decision.segment_id, decision.turn_id)
     if place == (opinion.segment_id, opinion.turn_id):
         return True

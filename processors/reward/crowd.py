@@ -6,17 +6,25 @@ each policy in it we count who sent how much feedback: ratings, and each sort of
 by the segments' ``closed_at``; what is counted is the current window and the one before. Each
 new piece is looked at once, when it first shows, and what is found stays with it. First wins:
 
-1. *Flood*: its rater gave more than ``flood_factor`` times what the other raters gave on average;
-   or its source (front end, importer) has sent more than ``flood_factor`` times what it sent in
-   an average window before. Both from ``flood_ratings_min`` on. Outcomes come from other systems,
-   a month of them at once if they like: their sources are not looked at.
+1. *Flood of a rater*: they gave more than ``flood_factor`` times what the other raters gave on
+   average, from ``flood_ratings_min`` on. Claims come more easily, and from some people much more
+   than from others: of these it is ``flood_claims_factor``.
 2. *Burst*: identical pieces of feedback (kind, value, text, tags, source) within
    ``burst_window_ms`` of event time: ``burst_texts`` by whomever if they have a text of
    ``MIN_TEXT_BYTES``, else ``burst_ratings`` by one rater, since many people say "thanks". Not of
    outcomes: their time is often a date.
-3. *Contradiction*, of ratings: at least ``contradiction_share`` of the rater's ratings of replies
+3. *Flood of a source* (front end, importer): it has sent more than ``flood_factor`` times its usual
+   in a window, from as many on, once there were ``flood_source_windows_min``. What a rater floods
+   with does not count: a flood must not have everybody held who uses the same front end. Of
+   outcomes no source is looked at: they come from other systems, a month of them at once if they
+   like.
+4. *Contradiction*, of ratings: at least ``contradiction_share`` of the rater's ratings of replies
    about which at least three quarters of ``contradiction_others_min`` or more others agree say
    the opposite. Ratings of the same words count as ratings of one reply, from ``MIN_WORDS_CHARS``.
+
+Who a rater is, the feedback says, and who sends it may say anything. So what is counted is counted
+for whoever the conversation belongs to; a rater whom feedback names is another one only where its
+source is among ``verified_sources``.
 
 And for the per-user filters (``processors.reward.credibility``) it counts the *cohort*: raters
 whose ratings such a filter has just found to turn negative. From ``cohort_raters_min`` of them
@@ -50,11 +58,11 @@ MAX_OTHERS = 32
 """How many raters' opinions of the same words are remembered."""
 
 DECISIVE_SHARE = 0.75
-SOURCE_WINDOWS_MIN = 3
-"""Windows a source must have been seen in before it can flood."""
+SOURCE_MEMORY = 6
+"""Windows in which a source's usual follows what it sends, where that is more."""
 
-SOURCE_MEMORY = 24
-"""Windows that a source's average reaches back, about."""
+SOURCE_PATIENCE = 168
+"""And where it is less: a front end is as usual after a quiet night, or weekend."""
 
 HALVE_AT = 128
 """Comparisons after which a rater's older ones count half."""
@@ -91,7 +99,14 @@ class RaterCount(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SourceCount(Struct, frozen=True, kw_only=True, gc=False):
-    """One source: ratings or claims in its newest window, its average window before that."""
+    """One source: ratings or claims in its newest window, and what is usual.
+
+    Args:
+        window: The newest window's number.
+        ratings: How many in it.
+        windows: In how many windows before it there were any.
+        average: What is usual in one, nearer to the busy ones.
+    """
 
     window: int = -1
     ratings: int = 0
@@ -318,7 +333,7 @@ class NewFeedback(Struct, frozen=True, kw_only=True, gc=False):
     Args:
         feedback: The feedback.
         value: What it says, in [-1, 1].
-        rater: Who gave it.
+        rater: Who it is counted for.
         turn_id: The reply.
         reply: The reply's text.
         sort: What it is counted with.
@@ -373,11 +388,15 @@ def observe(
     window = closed_at // settings.crowd_window_ms
     held: dict[str, Anomaly] = {}
     for item in given:
+        if item.sort == OUTCOME and item.feedback.source in settings.verified_sources:
+            continue
         _count(crowd, policy, window, item)
-        anomaly = _flood(crowd, policy, item, settings)
+        anomaly = _flood_of_rater(crowd, policy, item, settings)
         if item.sort != OUTCOME:
             echoes = _echo(crowd, policy, window, item, settings)
             anomaly = anomaly or _burst(item, echoes, settings)
+            if anomaly is None:
+                anomaly = _flood_of_source(crowd, policy, window, item, settings)
         if item.sort == RATING:
             compared = _compare(crowd, policy, window, item, settings)
             anomaly = anomaly or _contradiction(item, compared, settings)
@@ -393,10 +412,6 @@ def _count(crowd: Crowd, policy: str, window: int, item: NewFeedback) -> None:
     whole = replace(whole, ratings=(whole.ratings[0] + 1, whole.ratings[1]), raters=raters)
     crowd.put(of_policy, whole)
     crowd.put(of_rater, _rated(rater, whole.window))
-    if item.sort != OUTCOME:
-        of_source = item.key(policy, "source")
-        source = _source_rolled(crowd.source(of_source), window)
-        crowd.put(of_source, replace(source, ratings=source.ratings + 1))
 
 
 def _rolled(whole: PolicyCount, window: int) -> PolicyCount:
@@ -424,29 +439,35 @@ def _moved(counts: tuple[int, int], seen: int, newest: int) -> tuple[int, int]:
 
 
 def _rated(rater: RaterCount, window: int) -> RaterCount:
+    """``rater`` with one more; after a window without any, older comparisons count half."""
     if rater.window == window:
         return replace(rater, ratings=rater.ratings + 1)
-    before = rater.ratings if rater.window == window - 1 else 0
-    return replace(rater, window=window, ratings=1, before=before)
+    if rater.window == window - 1:
+        return replace(rater, window=window, ratings=1, before=rater.ratings)
+    agreed, contradicted = rater.agreed // 2, rater.contradicted // 2
+    return replace(
+        rater, window=window, ratings=1, before=0, agreed=agreed, contradicted=contradicted
+    )
 
 
-def _source_rolled(source: SourceCount, window: int) -> SourceCount:
-    """``source`` in ``window``: its finished windows, and empty ones between, are averaged.
+def _source_rolled(source: SourceCount, window: int, settings: RewardSettings) -> SourceCount:
+    """``source`` in ``window``: what it sent in its last one becomes part of what is usual.
 
-    A flood enters the average only up to what is no flood, so that it does not become usual
-    at once; growth does, window by window.
+    A flood does only up to what is none, so that it does not become usual at once; growth does.
+    Windows without any say nothing: there are nights, and imports once a month.
     """
     if source.window < 0 or window <= source.window:
         return replace(source, window=max(source.window, window))
-    windows, average = source.windows, source.average
-    for ratings in (source.ratings, *[0] * min(window - source.window - 1, SOURCE_MEMORY)):
-        windows = min(windows + 1, SOURCE_MEMORY)
-        usual = ratings if windows <= SOURCE_WINDOWS_MIN else min(ratings, 2 * average + 1)
-        average += (usual - average) / windows
+    windows = min(source.windows + 1, SOURCE_PATIENCE)
+    sent = float(source.ratings)
+    if windows > settings.flood_source_windows_min:
+        sent = min(sent, max(settings.flood_ratings_min, settings.flood_factor * source.average))
+    memory = SOURCE_MEMORY if sent > source.average else SOURCE_PATIENCE
+    average = source.average + (sent - source.average) / min(windows, memory)
     return SourceCount(window=window, windows=windows, average=average)
 
 
-def _flood(
+def _flood_of_rater(
     crowd: Crowd, policy: str, item: NewFeedback, settings: RewardSettings
 ) -> Anomaly | None:
     if not settings.filter_flood:
@@ -455,25 +476,37 @@ def _flood(
     whole = crowd.policy(item.key(policy, "policy"))
     mine, others = rater.ratings + rater.before, sum(whole.raters) - 1
     average = (sum(whole.ratings) - mine) / others if others else 0.0
+    factor = settings.flood_factor if item.sort == RATING else settings.flood_claims_factor
     if (
         others >= settings.flood_raters_min
         and mine >= settings.flood_ratings_min
-        and mine > settings.flood_factor * average
+        and mine > factor * average
     ):
         return Anomaly(
             filter="flood",
             reason=f"{mine} {item.sort}s by {item.rater}, {average:.1f} by each of {others} others",
         )
-    source = crowd.source(item.key(policy, "source"))
+    return None
+
+
+def _flood_of_source(
+    crowd: Crowd, policy: str, window: int, item: NewFeedback, settings: RewardSettings
+) -> Anomaly | None:
+    """Count ``item`` for its source, and say whether that floods."""
+    key = item.key(policy, "source")
+    source = _source_rolled(crowd.source(key), window, settings)
+    source = replace(source, ratings=source.ratings + 1)
+    crowd.put(key, source)
     if (
-        source.windows >= SOURCE_WINDOWS_MIN
+        settings.filter_flood
+        and source.windows >= settings.flood_source_windows_min
         and source.ratings >= settings.flood_ratings_min
         and source.ratings > settings.flood_factor * source.average
     ):
         return Anomaly(
             filter="flood",
-            reason=f"{source.ratings} {item.sort}s from source {item.feedback.source} in a window "
-            f"that has {source.average:.1f} on average",
+            reason=f"{source.ratings} {item.sort}s from source {item.feedback.source} in a window, "
+            f"where {source.average:.1f} are usual",
         )
     return None
 
@@ -484,7 +517,9 @@ def _echo(
     """How many identical ones there are near ``item``, itself included."""
     given, text = item.feedback, _text_of(item)
     who = "" if _is_telling(text) else item.rater
-    name = _digest(given.kind.value, given.value, text, sorted(given.tags), given.source, who)
+    # Of a copied reply the value says nothing; as what was read of it, it cannot tell two apart.
+    value = given.value if item.sort == RATING else item.value
+    name = _digest(given.kind.value, value, text, sorted(given.tags), given.source, who)
     times = (*crowd.echo(policy, name).times, given.event_time)[-_echoes_min(text, settings) :]
     crowd.put(CrowdKey(policy, "echo", name), Echo(window=window, times=times))
     return sum(abs(time - given.event_time) <= settings.burst_window_ms for time in times)

@@ -542,6 +542,8 @@ def _signals(context: StepContext, settings: RewardSettings) -> list[tuple[float
     ]
     sent = of_kinds(context.given, SIGNAL_KINDS)
     if sent:
+        # Of each kind the latest by each rater: said twice it says nothing more.
+        sent = list(latest_claims(sent, context.rater).values())
         found = [line for line in found if line[0] is Signal.TOOL_ERROR]
         found += [
             (SIGNAL_KINDS[item.kind], _turns_before(item, context), f"event {item.event_id}")
@@ -847,13 +849,13 @@ def _score(
         *(f"{c.name}: {'; '.join(c.evidence)}" for c in components if c.evidence),
         *(belief.reason for belief in beliefs if belief.reason is not None),
         *(f"{FAILED_PLUGIN}{failure.plugin}: {failure.error}" for failure in failures),
-        *_remarks(step, opinions),
+        *_remarks(step, context),
         *_overruled(context),
     )
     return StepReward(
         turn_id=step.turn_id,
         reward=reward,
-        credibility=math.fsum(b.weight for b in beliefs) / len(beliefs) if beliefs else 1.0,
+        credibility=_credibility(context, beliefs[: len(opinions)]),
         components=components,
         reasons=reasons,
         directives=_directives(context),
@@ -868,6 +870,12 @@ def _score(
             if belief.reason is not None
         ),
     )
+
+
+def _credibility(context: StepContext, of_ratings: Sequence[Credibility]) -> float:
+    """The mean weight of the ratings; where there are none, of other feedback that was weighed."""
+    weights = [b.weight for b in of_ratings or [belief for _, belief in context.claims]]
+    return math.fsum(weights) / len(weights) if weights else 1.0
 
 
 def _plugin_components(
@@ -903,8 +911,14 @@ def _sum_line(
     return f"reward {_signed(reward)} = {terms}{how}"
 
 
-def _remarks(step: Step, opinions: Mapping[str, tuple[StepFeedback, float]]) -> tuple[str, ...]:
-    latest = {item.event_id for item, _ in opinions.values()}
+def _remarks(step: Step, context: StepContext) -> tuple[str, ...]:
+    latest = {item.event_id for item, _ in context.opinions.values()}
+    weighed = {item.event_id for item, _ in context.claims}
+    held = {
+        (rater_of(item, context.rater), item.kind)
+        for item, belief in context.claims
+        if belief.weight == 0.0
+    }
     lines: list[str] = []
     for item in step.feedback:
         reading = read(item)
@@ -913,6 +927,8 @@ def _remarks(step: Step, opinions: Mapping[str, tuple[StepFeedback, float]]) -> 
             lines.append(f"ignored {name}: {reading.problem}")
         elif item.kind in EXPLICIT_KINDS and item.event_id not in latest:
             lines.append(f"ignored {name}: the same rater gave a later one")
+        elif (rater_of(item, context.rater), item.kind) in held and item.event_id not in weighed:
+            lines.append(f"ignored {name}: a later one by the same rater is held")
         elif item.kind is FeedbackKind.REVIEW:
             lines.append(f"{name}: {'upheld' if reading.value == 1.0 else 'rejected'}")
     return tuple(lines)

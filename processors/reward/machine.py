@@ -175,7 +175,7 @@ def step(
     known = {mark.segment_id for mark in marks}
     before = trim(user.history, since_ms=since_ms, at_most=at_most, recalled=known)
     replies = shown(segment)
-    new = new_feedback(before, segment, replies)
+    new = new_feedback(before, segment, replies, settings)
     history = amend(before, segment, replies)
     history, alarm = _look_around(state.crowd, history, segment, new, settings)
     history, requests = request_reviews(history, segment, settings)
@@ -232,14 +232,15 @@ def _look_around(
         return history, None
     policy, closed_at = segment.policy, segment.closed_at
     held = crowd.observe(around, policy, closed_at, new, settings)
-    history = mark_anomalies(history, held)
-    ids = [item.feedback.event_id for item in new if item.sort == RATING]
-    if not ids:
+    history = mark_anomalies(history, segment.segment_id, held)
+    raters = {item.feedback.event_id: item.rater for item in new if item.sort == RATING}
+    if not raters:
         return history, None
-    turned = turned_negative(history, segment.segment_id, ids, settings)
-    cohort = crowd.turn(around, policy, closed_at, turned, settings)
+    turned = turned_negative(history, segment.segment_id, raters, settings)
+    who = dict.fromkeys(raters[event_id] for event_id in turned)
+    cohort = crowd.turn(around, policy, closed_at, who, settings)
     if cohort.suspended:
-        fresh = [event_id for event_id in ids if event_id not in held]
+        fresh = [event_id for event_id in raters if event_id not in held]
         history = suspend(history, segment.segment_id, fresh, cohort.reason)
     return history, cohort.reason if cohort.raised else None
 

@@ -9,7 +9,7 @@ from its beginning. Histories must be long enough to hold all there is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from streams.contracts import FeedbackKind, StepFeedback, TrajectorySegment
 from tests.oracle.reward import Asked, Oracle, Rating
@@ -27,6 +27,9 @@ SORTS = {
 }
 """What is counted together."""
 
+TELLING = (FeedbackKind.OUTCOME, FeedbackKind.DIRECTIVE)
+"""What says more than that something happened."""
+
 KEPT_WINDOWS = 2
 """Windows for which identical feedback and opinions of the same words are remembered."""
 
@@ -40,8 +43,9 @@ class Shown:
         policy: Whose reply it is about.
         window: The window its segment closed in.
         counted_in: The newest window of the policy then: late ones count there.
-        rater: Who gave it.
+        rater: Whose conversation it was given in.
         item: The feedback.
+        counts: Whether it counts for its source.
         value: What it says.
         words: What the reply is known by.
         turned: Whether it was found to turn negative.
@@ -58,6 +62,7 @@ class Shown:
     words: str
     turned: bool = False
     agrees: bool | None = None
+    counts: bool = True
 
     @property
     def sort(self) -> str:
@@ -95,6 +100,7 @@ class CrowdOracle(Oracle):
     found: dict[tuple[str, str, str], tuple[str, str]] = field(default_factory=dict)
     alarmed: dict[str, tuple[int, bool]] = field(default_factory=dict)
     replies: dict[str, list[tuple[str, str, tuple[str, ...]]]] = field(default_factory=dict)
+    first: dict[tuple[str, str, str], tuple[int, str]] = field(default_factory=dict)
 
     def apply(self, segment: TrajectorySegment) -> tuple[dict[str, tuple[float, str]], list[Asked]]:
         """See ``Oracle``; ``alarm`` says whether one is raised."""
@@ -112,8 +118,17 @@ class CrowdOracle(Oracle):
         now = {one.name for one in self._given_in(segment)}
         for name in before - now:
             place = self._key(segment), segment.segment_id, name
-            self.found.pop(place, None)
-            self.asked.pop(place, None)
+            for known in (self.found, self.asked, self.first):
+                known.pop(place, None)
+        for one in self._given_in(segment):
+            place = self._key(segment), segment.segment_id, one.name
+            _, event = self.first.get(place, (0, ""))
+            if one.kind in TELLING and event != one.event:
+                # Another order, another instruction: nobody has seen it yet.
+                self.asked.pop(place, None)
+                self.first.pop(place, None)
+            at_first, _ = self.first.get(place, (one.at, ""))
+            self.first[place] = at_first, one.event
         new = [self._show(segment, at, place) for place in self._places(segment, before)]
         ratings = [one for one in new if one.sort == "rating"]
         self.alarm = self._cohort(segment, ratings) if ratings else False
@@ -152,14 +167,18 @@ class CrowdOracle(Oracle):
                         item.event_time, known.segment_id, item.event_id, rater, value,
                         step.turn_id, item.kind,
                     )  # fmt: skip
+                    place = self._key(known), known.segment_id, one.name
+                    at_first, event = self.first.get(place, (one.at, ""))
+                    if one.kind not in TELLING or event == one.event:
+                        one = replace(one, at=at_first)
                     last[known.segment_id, one.name] = one
         return sorted(last.values(), key=lambda r: (r.at, r.segment, r.event))
 
     def _places(
         self, segment: TrajectorySegment, known: set[str]
-    ) -> list[tuple[str, StepFeedback, str, str]]:
-        """Rater, feedback, turn and reply of all that is new, ratings first, in the order shown."""
-        found: list[tuple[str, StepFeedback, str, str]] = []
+    ) -> list[tuple[StepFeedback, str, str]]:
+        """Feedback, turn and reply of all that is new, ratings first, in the order shown."""
+        found: list[tuple[StepFeedback, str, str]] = []
         items = {
             (step.turn_id, item.event_id): (item, step)
             for step in segment.steps
@@ -176,19 +195,21 @@ class CrowdOracle(Oracle):
                 ]
                 for one in mine:
                     item, _ = items[step.turn_id, one.event]
-                    found.append((one.rater, item, step.turn_id, step.reply))
+                    found.append((item, step.turn_id, step.reply))
         return found
 
+    @classmethod
+    def _rater(cls, segment: TrajectorySegment, item: StepFeedback) -> str:
+        return f"user {item.user_id}" if item.user_id else cls._owner(segment)
+
     @staticmethod
-    def _rater(segment: TrajectorySegment, item: StepFeedback) -> str:
-        if item.user_id:
-            return f"user {item.user_id}"
+    def _owner(segment: TrajectorySegment) -> str:
         return f"user {segment.user_id}" if segment.user_id else f"session {segment.session_id}"
 
     def _show(
-        self, segment: TrajectorySegment, at: int, place: tuple[str, StepFeedback, str, str]
+        self, segment: TrajectorySegment, at: int, place: tuple[StepFeedback, str, str]
     ) -> Shown:
-        rater, item, turn_id, reply = place
+        item, turn_id, reply = place
         window = self._window(segment)
         plain = " ".join(reply.split()).casefold()
         alive = self._alive_policy(segment.policy, SORTS[item.kind], at)
@@ -198,14 +219,16 @@ class CrowdOracle(Oracle):
             policy=segment.policy,
             window=window,
             counted_in=counted_in,
-            rater=rater,
+            rater=self._owner(segment),
             item=item,
             value=item.value or 0.0,
             words=plain if len(plain) >= 20 else f"turn {turn_id}",
         )
         one.agrees = self._agrees(one) if one.sort == "rating" else None
         self.shown.append(one)
-        found = self._flood(one) or self._burst(one) or self._contradiction(one)
+        found = self._flood(one) or self._burst(one)
+        one.counts = not found
+        found = found or self._flood_of_source(one) or self._contradiction(one)
         if found:
             (name,) = {r.name for r in self._given_in(segment) if r.event == item.event_id}
             self.found[self._key(segment), segment.segment_id, name] = ("held", found)
@@ -245,15 +268,25 @@ class CrowdOracle(Oracle):
         own = [s for s in mine if s.counted_in in (now, before)]
         raters = {s.rater for s in recent} - {one.rater}
         average = (len(recent) - len(own)) / len(raters) if raters else 0.0
+        factor = settings.flood_factor if one.sort == "rating" else settings.flood_claims_factor
         if (
             len(raters) >= settings.flood_raters_min
             and len(own) >= settings.flood_ratings_min
-            and len(own) > settings.flood_factor * average
+            and len(own) > factor * average
         ):
             return "flood"
-        if one.sort == "outcome":
+        return ""
+
+    def _flood_of_source(self, one: Shown) -> str:
+        settings = self.settings
+        if one.sort == "outcome" or not settings.filter_flood:
             return ""
-        source = [s for s in sort if s.item.source == one.item.source]
+        source = [
+            s
+            for s in self.shown
+            if (s.policy, s.sort, s.item.source) == (one.policy, one.sort, one.item.source)
+            and s.counts
+        ]
         counts: dict[int, int] = {}
         for s in source:
             newest = max([s.window, *counts])
@@ -261,22 +294,26 @@ class CrowdOracle(Oracle):
         newest = max(counts)
         finished, usual = self._usual(counts, newest)
         if (
-            finished >= 3
+            finished >= settings.flood_source_windows_min
             and counts[newest] >= settings.flood_ratings_min
             and counts[newest] > settings.flood_factor * usual
         ):
             return "flood"
         return ""
 
-    @staticmethod
-    def _usual(counts: dict[int, int], newest: int) -> tuple[int, float]:
-        """Finished windows, and the average of them: floods count only up to what is none."""
+    def _usual(self, counts: dict[int, int], newest: int) -> tuple[int, float]:
+        """Windows with any, and what is usual: floods count only up to what is none.
+
+        It follows what is more within six windows, what is less within a week of them.
+        """
         average, finished = 0.0, 0
-        for window in range(min(counts), newest):
-            finished = min(finished + 1, 24)
-            ratings = counts.get(window, 0)
-            usual = ratings if finished <= 3 else min(ratings, 2 * average + 1)
-            average += (usual - average) / finished
+        for window in sorted(set(counts) - {newest}):
+            finished += 1
+            sent = float(counts[window])
+            if finished > self.settings.flood_source_windows_min:
+                least, factor = self.settings.flood_ratings_min, self.settings.flood_factor
+                sent = min(sent, max(least, factor * average))
+            average += (sent - average) / min(finished, 6 if sent > average else 168)
         return finished, average
 
     def _burst(self, one: Shown) -> str:
@@ -307,18 +344,23 @@ class CrowdOracle(Oracle):
         return None
 
     def _contradiction(self, one: Shown) -> str:
-        mine = [
-            s.agrees
-            for s in self.shown
-            if (s.policy, s.rater) == (one.policy, one.rater) and s.agrees is not None
-        ]
-        against = mine.count(False)
         settings = self.settings
+        if not settings.filter_contradiction or one.sort != "rating":
+            return ""
+        agreed = against = 0
+        newest = -1
+        for s in self.shown:
+            if (s.policy, s.rater, s.sort) != (one.policy, one.rater, "rating"):
+                continue
+            if newest >= 0 and s.counted_in > newest + 1:
+                agreed, against = agreed // 2, against // 2
+            newest = s.counted_in
+            agreed += s.agrees is True
+            against += s.agrees is False
+        compared = agreed + against
         if (
-            not settings.filter_contradiction
-            or one.sort != "rating"
-            or len(mine) < settings.contradiction_ratings_min
-            or against < settings.contradiction_share * len(mine)
+            compared < settings.contradiction_ratings_min
+            or against < settings.contradiction_share * compared
         ):
             return ""
         return "contradiction"

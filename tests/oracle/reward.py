@@ -127,6 +127,7 @@ class Oracle:
         places = {(rating.segment, rating.turn)}
         if known is not None:
             places.add((known[1].segment, known[1].turn))
+        is_claim = rating.kind is not FeedbackKind.RATING
         reviews = [
             (item.event_time, owner.segment_id, item.event_id, item.value > 0)
             for owner in self._newest(segment)
@@ -135,6 +136,7 @@ class Oracle:
             if item.kind is FeedbackKind.REVIEW
             and item.value is not None
             and (owner.segment_id, step.turn_id) in places
+            and not (is_claim and rating.at > item.event_time)
         ]
         return max(reviews)[3] if reviews else None
 

@@ -65,7 +65,7 @@ def test_filters_keep_a_flood_of_events_out() -> None:
     off = RewardSettings().model_copy(update=OFF)
     held = score(Conversations(plan, 1, 0.2, "events"), RewardSettings())
     believed = score(Conversations(plan, 1, 0.2, "events"), off)
-    assert held.malicious_weight < 0.3 < 0.6 < believed.malicious_weight
+    assert held.malicious_weight < 0.35 < 0.6 < believed.malicious_weight
     assert held.bad_let_through < 0.25 < believed.bad_let_through == 1.0
     assert held.rank_correlation > believed.rank_correlation + 0.1
 

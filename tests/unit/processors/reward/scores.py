@@ -68,7 +68,7 @@ def log() -> Iterator[TrajectorySegment]:
 def loud() -> Iterator[TrajectorySegment]:
     """A user who copies, corrects and buys all the time, among some who do so now and then."""
     kinds = (FeedbackKind.COPY, FeedbackKind.CORRECTION, FeedbackKind.OUTCOME)
-    for number in range(40):
+    for number in range(96):
         user = "loud" if number >= 6 else f"u{number}"
         given = [
             feedback(f"{kind.value}-{number}", kind, 1.0, event_time=60_000 * number)

@@ -109,25 +109,144 @@ def test_no_flood_without_others_to_compare_or_enough_ratings(users: int, count:
 def test_a_source_that_sends_far_more_than_it_used_to_is_held() -> None:
     calm = [
         rated(f"calm-{hour}-{n}", f"u{n}", 1.0, at=hour * HOUR_MS + n, source="import")
-        for hour in range(1, 6)
+        for hour in range(1, 26)
         for n in range(3)
     ]
     burst = [
-        rated(f"many-{n}", f"x{n}", -1.0, at=6 * HOUR_MS + n * 60_000, source="import")
+        rated(f"many-{n}", f"x{n}", -1.0, at=26 * HOUR_MS + n * 60_000, source="import")
         for n in range(25)
     ]
     effects = run([*calm, *burst])
-    assert credibilities(effects)[15:] == [1.0] * 19 + [0.0] * 6
-    assert "20 ratings from source import in a window that has 3.0" in asked(effects)[0].reason
+    assert credibilities(effects)[75:] == [1.0] * 19 + [0.0] * 6
+    assert (
+        "20 ratings from source import in a window, where 3.0 are usual" in asked(effects)[0].reason
+    )
     assert 0.0 not in credibilities(run([*calm, *burst], filter_flood=False))
-    other = [rated("other", "y", -1.0, at=6 * HOUR_MS + HOUR_MS // 2, source="web")]
+    other = [rated("other", "y", -1.0, at=26 * HOUR_MS + HOUR_MS // 2, source="web")]
     assert credibilities(run([*calm, *burst, *other]))[-1] == 1.0
+
+
+def busy(hours: range, by_day: int, by_night: int, days: int) -> list[TrajectorySegment]:
+    """Ratings by many users through one front end, more in these hours of the day; no weekends."""
+    return [
+        rated(f"{hour}-{n}", f"u{n}", 1.0, at=hour * HOUR_MS + n, source="web")
+        for hour in range(24 * days)
+        if hour // 24 % 7 < 5 or by_night
+        for n in range(by_day if hour % 24 in hours and hour // 24 % 7 < 5 else by_night)
+    ]
+
+
+@pytest.mark.parametrize("by_night", [0, 2])
+def test_a_front_end_with_nights_and_weekends_does_not_flood(by_night: int) -> None:
+    days = busy(range(9, 17), 40, by_night, days=16)
+    assert credibilities(run(days, weight_diversity=0.0)).count(0.0) == 0
+
+
+def test_an_import_of_ratings_once_a_month_does_not_flood() -> None:
+    imports = [
+        rated(f"{month}-{n}", f"u{n}", 1.0, at=month * 30 * 24 * HOUR_MS + n, source="csv")
+        for month in range(1, 7)
+        for n in range(100)
+    ]
+    assert 0.0 not in credibilities(run(imports, history_ms=10**11))
+
+
+def test_who_floods_through_a_front_end_does_not_have_everybody_held() -> None:
+    calm = [
+        rated(f"calm-{hour}-{n}", f"u{n}", 1.0, at=hour * HOUR_MS + n, source="web")
+        for hour in range(1, 26)
+        for n in range(10)
+    ]
+    loud = [
+        rated(f"loud-{n}", "loud", (-1.0) ** n, at=26 * HOUR_MS + n * 20_000, source="web")
+        for n in range(100)
+    ]
+    after = [
+        rated(f"after-{n}", f"u{n}", 1.0, at=27 * HOUR_MS - 30 + n, source="web") for n in range(30)
+    ]
+    found = credibilities(run([*calm, *loud, *after]))
+    assert found[-30:] == [1.0] * 30
+    assert found[250:-30].count(0.0) > 70
+
+
+def named(name: str, owner: str, value: float, *ids: str, words: str = "") -> TrajectorySegment:
+    """A reply in a conversation of ``owner``, rated under other users' names."""
+    given = [
+        thumb(f"f-{name}-{i}", value, event_time=HOUR_MS + n, user_id=i) for n, i in enumerate(ids)
+    ]
+    return segment(
+        [reply(f"a-{name}", *given, reply=words or f"Answer {name}.")],
+        segment_id=name,
+        session_id=f"session-{name}",
+        user_id=owner,
+        closed_at=HOUR_MS + 1,
+    )
+
+
+def test_who_speaks_in_others_names_speaks_for_nobody_else() -> None:
+    framed = [named(f"x{n}", "loud", (-1.0) ** n, "victim") for n in range(40)]
+    honest = [rated(f"v{n}", "victim", 1.0, at=HOUR_MS + 10_000 * (n + 1)) for n in range(5)]
+    found = credibilities(run([*everybody(), *framed, *honest]))
+    assert found[-5:] == [1.0] * 5
+    assert found[12:-5].count(0.0) > 20
+    # One by one under a new name each, they are a flood all the same.
+    many = [named(f"y{n}", "loud", -1.0, f"made-up-{n}") for n in range(40)]
+    assert credibilities(run([*everybody(), *many])).count(0.0) == 31
+
+
+def test_names_given_by_a_source_that_is_verified_are_raters_of_their_own() -> None:
+    many = [named(f"y{n}", "channel", (-1.0) ** n, f"person-{n}") for n in range(40)]
+    found = credibilities(run([*everybody(), *many], verified_sources=("test",)))
+    assert 0.0 not in found
+
+
+def test_made_up_names_are_no_majority_and_no_cohort() -> None:
+    words = "Hello! How can I help you today?"
+    voted = named("vote", "loud", -1.0, "x1", "x2", "x3", words=words)
+    likes = [rated(f"l{n}", "fan", 1.0, at=HOUR_MS + 90_000 * n, words=words) for n in range(9)]
+    assert 0.0 not in credibilities(run([voted, *likes]))[1:]
+    angry = [named(f"c{n}", "loud", -1.0, *(f"x{i}" for i in range(6))) for n in range(3)]
+    alarms = [e.alarm for e in run(angry) if isinstance(e, Observed)]
+    assert alarms == [None] * 3
+
+
+def test_who_contradicted_everybody_once_is_not_held_for_good() -> None:
+    off: dict[str, Any] = {"filter_row": False, "cohort_suspension": False}
+    later = [rated(f"later-{n}", "contrary", 1.0, at=(5 + n) * HOUR_MS) for n in range(3)]
+    assert [weight for weight, _ in of_contrary(run([*contested(7), *later], **off))[-3:]] == [
+        1.0
+    ] * 3
+
+
+def test_an_event_id_of_another_conversation_is_another_event() -> None:
+    flood = [
+        segment(
+            [reply("a", thumb("fb-1", 1.0, event_time=n * 90_000))],
+            segment_id=f"s{n}",
+            session_id=f"session-{n}",
+            user_id="loud",
+            closed_at=HOUR_MS + n,
+        )
+        for n in range(25)
+    ]
+    state = RewardState()
+    effects = run([*everybody(), *flood], state)
+    assert len(asked(effects)) == 6
+    again = segment(
+        flood[0].steps,
+        segment_id="s0",
+        session_id="session-0",
+        user_id="loud",
+        revision=1,
+        closed_at=2 * HOUR_MS - 1,
+    )
+    assert credibilities(run([again], state)) == [1.0]
 
 
 def test_a_source_may_grow() -> None:
     grown = [
         rated(f"{hour}-{n}", f"u{n}", 1.0, at=hour * HOUR_MS + n, source="web")
-        for hour, each in enumerate((10, 20, 40, 80, 120), start=1)
+        for hour, each in enumerate((*[10] * 24, 20, 40, 80, 120), start=1)
         for n in range(each)
     ]
     assert 0.0 not in credibilities(run(grown))
