@@ -25,8 +25,16 @@ UNSEEN = FILE.with_name("unseen.tsv")
 FINAL = FILE.with_name("final.tsv")
 TUNING = FILE.with_name("tuning.tsv")
 CHECKING = FILE.with_name("checking.tsv")
+OTHER_HANDS = tuple(
+    FILE.with_name(f"{name}.tsv") for name in ("implied", "logs", "daily", "home", "work")
+)
+"""Of seven more writers, by whom no rule was changed."""
+
 APART = FILE.with_name("apart.tsv")
 """What nothing is tuned on: how well turns are read that nobody has seen."""
+
+UNREAD = FILE.with_name("unread.tsv")
+"""What nothing is tuned on either, of two writers; harder, for most say it by implication."""
 
 LINE_BREAK = "⏎"
 REPORTED = (

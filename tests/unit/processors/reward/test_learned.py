@@ -23,7 +23,16 @@ from processors.reward.vocabulary import Known
 from streams.settings import RewardSettings
 from tests.unit.processors.reward import learning
 from tests.unit.processors.reward.builders import reply, said, segment
-from tests.unit.processors.reward.labelled import APART, CHECKING, TUNING, load, scores, table
+from tests.unit.processors.reward.labelled import (
+    APART,
+    CHECKING,
+    OTHER_HANDS,
+    TUNING,
+    UNREAD,
+    load,
+    scores,
+    table,
+)
 from tests.unit.processors.reward.learning import LANGUAGES, Example, Totals, examples
 from tests.unit.processors.reward.test_labelled import ORDINARY_EN, ORDINARY_ZH, REPLY_EN, REPLY_ZH
 from tests.unit.processors.reward.test_signals import CHINESE, ENGLISH
@@ -47,7 +56,7 @@ def test_the_file_is_what_the_labelled_cases_teach(
 
 
 def test_the_file_is_small_and_says_why() -> None:
-    assert len(learning.TARGET.read_bytes()) < 300_000
+    assert len(learning.TARGET.read_bytes()) < 550_000
     for language in LANGUAGES:
         weights = learned.model().languages[language].weights
         assert len(weights) > 1_000
@@ -57,53 +66,90 @@ def test_the_file_is_small_and_says_why() -> None:
     assert learned.model().languages["zh"].weights["别"][1] > 50
 
 
-LEAST = {
-    Signal.CORRECTION: (0.88, 0.65),
-    Signal.DIRECTIVE: (0.88, 0.8),
-    Signal.CONFIRMATION: (0.86, 0.55),
+LEAST_IN_A_ROW = {
+    Signal.CORRECTION: (0.92, 0.61),
+    Signal.DIRECTIVE: (0.91, 0.75),
+    Signal.CONFIRMATION: (0.83, 0.7),
 }
-"""Precision and recall on cases of another hand that were left out; docs/rewards.md has more."""
+LEAST_OTHER_HANDS = {
+    Signal.CORRECTION: (0.88, 0.37),
+    Signal.DIRECTIVE: (0.86, 0.87),
+    Signal.CONFIRMATION: (0.89, 0.3),
+}
+"""Precision and recall on cases of other hands that were left out; docs/rewards.md has more."""
 
 
+@pytest.mark.parametrize(
+    ("sources", "least"),
+    [(learning.IN_A_ROW, LEAST_IN_A_ROW), (learning.OTHER_HANDS, LEAST_OTHER_HANDS)],
+    ids=["in a row", "other hands"],
+)
 def test_precision_and_recall_on_cases_left_out(
-    everything: Sequence[Example], without: Mapping[str, Totals]
+    sources: frozenset[str],
+    least: Mapping[Signal, tuple[float, float]],
+    everything: Sequence[Example],
+    without: Mapping[str, Totals],
 ) -> None:
     pairs: dict[Signal, list[tuple[bool, bool]]] = {signal: [] for signal in SIGNALS}
     for example, signal, got in learning.outcomes(everything, without):
-        if example.source in learning.APART:
+        if example.source in sources:
             pairs[signal].append((signal in example.case.signals, got))
     for signal, each in pairs.items():
         right = sum(wanted and got for wanted, got in each)
         precision = right / sum(got for _, got in each)
         recall = right / sum(wanted for wanted, _ in each)
-        assert precision >= LEAST[signal][0], (signal, precision, recall)
-        assert recall >= LEAST[signal][1], (signal, precision, recall)
+        assert precision >= least[signal][0], (signal, precision, recall)
+        assert recall >= least[signal][1], (signal, precision, recall)
 
 
-UNTUNED = {
-    Signal.CORRECTION: (0.9, 0.55),
-    Signal.DIRECTIVE: (0.85, 0.85),
-    Signal.CONFIRMATION: (0.9, 0.65),
+LEAST_APART = {
+    Signal.CORRECTION: (0.9, 0.58),
+    Signal.DIRECTIVE: (0.89, 0.78),
+    Signal.CONFIRMATION: (0.88, 0.75),
     Signal.REPETITION: (1.0, 0.5),
+}
+LEAST_UNREAD = {
+    Signal.CORRECTION: (0.87, 0.33),
+    Signal.DIRECTIVE: (0.88, 0.92),
+    Signal.CONFIRMATION: (0.9, 0.3),
 }
 """Least precision and recall on cases that nothing was tuned on. The goal is 0.9 and 0.8."""
 
 
-def test_precision_and_recall_on_cases_that_nothing_was_tuned_on() -> None:
-    cases = load(APART)
-    assert len(cases) >= 200
-    known = {(case.text, case.reply) for file in learning.FILES for case in load(file)}
-    assert not {(case.text, case.reply) for case in cases} & known
+@pytest.mark.parametrize(
+    ("file", "count", "least"), [(APART, 200, LEAST_APART), (UNREAD, 1_100, LEAST_UNREAD)]
+)
+def test_precision_and_recall_on_cases_that_nothing_was_tuned_on(
+    file: Path, count: int, least: Mapping[Signal, tuple[float, float]]
+) -> None:
+    cases = load(file)
+    assert len(cases) >= count
     for score in scores(cases):
-        if score.signal in UNTUNED:
-            precision, recall = UNTUNED[score.signal]
+        if score.signal in least:
+            precision, recall = least[score.signal]
             assert score.precision >= precision, table(cases)
             assert score.recall >= recall, table(cases)
 
 
-def test_the_cases_of_another_hand_are_enough_and_each_is_there_once() -> None:
-    cases = load(TUNING) + load(CHECKING)
-    assert len(cases) >= 500
+@pytest.mark.parametrize("file", [APART, UNREAD], ids=lambda file: file.stem)
+def test_what_nothing_is_tuned_on_is_not_learned_from(file: Path) -> None:
+    known = {(case.text, case.reply) for each in learning.FILES for case in load(each)}
+    replies = {reply for _, reply in known if reply}
+    cases = load(file)
+    assert not {(case.text, case.reply) for case in cases} & known
+    assert not {case.reply for case in cases} & replies
+
+
+@pytest.mark.parametrize(
+    ("files", "count"),
+    [((TUNING, CHECKING), 500), (OTHER_HANDS, 5_200), ((UNREAD,), 1_100)],
+    ids=["in a row", "other hands", "unread"],
+)
+def test_the_cases_of_other_hands_are_enough_and_each_is_there_once(
+    files: Sequence[Path], count: int
+) -> None:
+    cases = [case for file in files for case in load(file)]
+    assert len(cases) >= count
     assert len({(case.text, case.reply) for case in cases}) == len(cases)
     for language in LANGUAGES:
         of_language = [case for case in cases if case.language == language]
@@ -258,6 +304,22 @@ def test_what_rules_find_in_plain_words_is_found_with_what_was_learned_too() -> 
     cases = [*ENGLISH, *CHINESE]
     other = [text for text, signals in cases if {m.signal for m in find(text)} != signals]
     assert len(other) <= len(cases) / 12, other
+
+
+@pytest.mark.parametrize("before", ["An answer.", REPLY_EN, REPLY_ZH], ids=["short", "en", "zh"])
+@pytest.mark.parametrize(
+    ("text", "signal"),
+    [
+        ("Thanks, that works", Signal.CONFIRMATION),
+        ("yes, that's right", Signal.CONFIRMATION),
+        ("谢谢,有用", Signal.CONFIRMATION),
+        ("No, that's wrong", Signal.CORRECTION),
+        ("不对,我说的是周二", Signal.CORRECTION),
+        ("Please answer in French", Signal.DIRECTIVE),
+    ],
+)
+def test_plain_words_are_found_beside_any_reply(text: str, signal: Signal, before: str) -> None:
+    assert signal in {match.signal for match in find(text, before)}
 
 
 def test_what_people_go_on_with_is_seldom_a_signal() -> None:
