@@ -46,6 +46,7 @@ FILES = (
     labelled.FINAL,
     labelled.TUNING,
     labelled.CHECKING,
+    *labelled.OTHER_HANDS,
     WRITTEN,
     REPEATED,
 )
