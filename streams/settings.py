@@ -211,7 +211,7 @@ class RewardSettings(Section):
     flood_claims_factor: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 15.0
     flood_ratings_min: PositiveInt = 20
     flood_raters_min: PositiveInt = 5
-    flood_source_windows_min: PositiveInt = 24
+    flood_source_windows_min: Annotated[int, Field(ge=1, le=168)] = 24
     burst_ratings: Annotated[int, Field(ge=2)] = 10
     burst_texts: Annotated[int, Field(ge=2)] = 5
     burst_window_ms: PositiveInt = 60_000

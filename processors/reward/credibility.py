@@ -243,7 +243,8 @@ def _of_segment(opinions: Iterable[Opinion], segment: TrajectorySegment) -> dict
 
 
 TELLING = frozenset({FeedbackKind.OUTCOME, FeedbackKind.DIRECTIVE})
-"""Claims that say more than that something happened: who decided about one did not see another."""
+"""Claims that say more than that something happened: who decided about one did not see another.
+A review must name the request that it decides."""
 
 
 def _as_known(opinion: Opinion, known: Opinion | None) -> Opinion:
@@ -261,13 +262,18 @@ def _as_known(opinion: Opinion, known: Opinion | None) -> Opinion:
     )
 
 
-def counted_for(feedback: StepFeedback, owner: str, settings: RewardSettings) -> str:
-    """Who ``feedback`` is counted for among all: ``owner``, whose conversation it is in.
+def counted_for(feedback: StepFeedback, owner: str, settings: RewardSettings) -> tuple[str, bool]:
+    """Who ``feedback`` is counted for among all, and whether that is a guest (``crowd``).
 
-    Whom it names instead only if its source is among ``verified_sources``: anybody may name
-    others, and would speak with many voices, or have others held.
+    Args:
+        feedback: In a conversation of ``owner``.
+        owner: Its user, else the conversation itself.
+        settings: The sources that are believed whom they name.
     """
-    return rater_of(feedback, owner) if feedback.source in settings.verified_sources else owner
+    rater = rater_of(feedback, owner)
+    if rater == owner or feedback.source in settings.verified_sources:
+        return rater, False
+    return f"{rater} as a guest of {owner}", True
 
 
 def new_feedback(
@@ -291,17 +297,21 @@ def new_feedback(
         for (who, kind), (item, value) in on.claims.items()
         if (on.turn_id, who, kind) not in known
     ]
-    return tuple(
-        NewFeedback(
-            feedback=item,
-            value=value,
-            rater=counted_for(item, owner, settings),
-            turn_id=on.turn_id,
-            reply=on.reply,
-            sort=sort,
+    found: list[NewFeedback] = []
+    for item, value, on, sort in given:
+        rater, guest = counted_for(item, owner, settings)
+        found.append(
+            NewFeedback(
+                feedback=item,
+                value=value,
+                rater=rater,
+                turn_id=on.turn_id,
+                reply=on.reply,
+                sort=sort,
+                guest=guest,
+            )
         )
-        for item, value, on, sort in given
-    )
+    return tuple(found)
 
 
 def mark_anomalies(history: History, segment_id: str, held: Mapping[str, Anomaly]) -> History:
@@ -650,8 +660,11 @@ def _is_about(decision: Decision, opinion: Opinion) -> bool:
     request = opinion.request
     if decision.request_id is not None:
         return request is not None and request.event_id == decision.request_id
-    if opinion.kind is not None and opinion.event_time > decision.event_time:
-        return False  # Who decided about a rating on the reply had not seen this.
+    # Who decided about a rating on the reply may not have seen what is claimed there.
+    if opinion.kind in TELLING or (
+        opinion.kind is not None and opinion.event_time > decision.event_time
+    ):
+        return False
     place = (decision.segment_id, decision.turn_id)
     if place == (opinion.segment_id, opinion.turn_id):
         return True

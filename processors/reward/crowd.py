@@ -22,9 +22,10 @@ new piece is looked at once, when it first shows, and what is found stays with i
    about which at least three quarters of ``contradiction_others_min`` or more others agree say
    the opposite. Ratings of the same words count as ratings of one reply, from ``MIN_WORDS_CHARS``.
 
-Who a rater is, the feedback says, and who sends it may say anything. So what is counted is counted
-for whoever the conversation belongs to; a rater whom feedback names is another one only where its
-source is among ``verified_sources``.
+Who a rater is, the feedback says, and who sends it may say anything. So whom it names in somebody
+else's conversation is a *guest*, unless its source is among ``verified_sources``: guests are
+counted each by themselves, in that conversation's name, and say nothing about others. They are in
+no average, no majority and no cohort.
 
 And for the per-user filters (``processors.reward.credibility``) it counts the *cohort*: raters
 whose ratings such a filter has just found to turn negative. From ``cohort_raters_min`` of them
@@ -337,6 +338,7 @@ class NewFeedback(Struct, frozen=True, kw_only=True, gc=False):
         turn_id: The reply.
         reply: The reply's text.
         sort: What it is counted with.
+        guest: Whether nobody vouches for its rater.
     """
 
     feedback: StepFeedback
@@ -345,6 +347,7 @@ class NewFeedback(Struct, frozen=True, kw_only=True, gc=False):
     turn_id: str
     reply: str
     sort: str
+    guest: bool = False
 
     def key(self, policy: str, kind: str) -> CrowdKey:
         """Where what is counted of its sort stands: by its ``rater``, its ``source`` or ``policy``.
@@ -387,17 +390,18 @@ def observe(
     """
     window = closed_at // settings.crowd_window_ms
     held: dict[str, Anomaly] = {}
+    echoed: set[str] = set()
     for item in given:
         if item.sort == OUTCOME and item.feedback.source in settings.verified_sources:
             continue
         _count(crowd, policy, window, item)
-        anomaly = _flood_of_rater(crowd, policy, item, settings)
+        anomaly = _flood_of_rater(crowd, policy, window, item, settings)
         if item.sort != OUTCOME:
-            echoes = _echo(crowd, policy, window, item, settings)
+            echoes = _echo(crowd, policy, window, item, settings, echoed)
             anomaly = anomaly or _burst(item, echoes, settings)
             if anomaly is None:
                 anomaly = _flood_of_source(crowd, policy, window, item, settings)
-        if item.sort == RATING:
+        if item.sort == RATING and not item.guest:
             compared = _compare(crowd, policy, window, item, settings)
             anomaly = anomaly or _contradiction(item, compared, settings)
         if anomaly is not None:
@@ -408,9 +412,10 @@ def observe(
 def _count(crowd: Crowd, policy: str, window: int, item: NewFeedback) -> None:
     of_policy, of_rater = item.key(policy, "policy"), item.key(policy, "rater")
     whole, rater = _rolled(crowd.policy(of_policy), window), crowd.rater(of_rater)
-    raters = _moved(whole.raters, rater.window, whole.window)
-    whole = replace(whole, ratings=(whole.ratings[0] + 1, whole.ratings[1]), raters=raters)
-    crowd.put(of_policy, whole)
+    if not item.guest:
+        raters = _moved(whole.raters, rater.window, whole.window)
+        whole = replace(whole, ratings=(whole.ratings[0] + 1, whole.ratings[1]), raters=raters)
+        crowd.put(of_policy, whole)
     crowd.put(of_rater, _rated(rater, whole.window))
 
 
@@ -468,14 +473,16 @@ def _source_rolled(source: SourceCount, window: int, settings: RewardSettings) -
 
 
 def _flood_of_rater(
-    crowd: Crowd, policy: str, item: NewFeedback, settings: RewardSettings
+    crowd: Crowd, policy: str, window: int, item: NewFeedback, settings: RewardSettings
 ) -> Anomaly | None:
     if not settings.filter_flood:
         return None
     rater = crowd.rater(item.key(policy, "rater"))
-    whole = crowd.policy(item.key(policy, "policy"))
-    mine, others = rater.ratings + rater.before, sum(whole.raters) - 1
-    average = (sum(whole.ratings) - mine) / others if others else 0.0
+    whole = _rolled(crowd.policy(item.key(policy, "policy")), window)
+    mine, others, theirs = rater.ratings + rater.before, sum(whole.raters), sum(whole.ratings)
+    if not item.guest:
+        others, theirs = others - 1, theirs - mine
+    average = theirs / others if others else 0.0
     factor = settings.flood_factor if item.sort == RATING else settings.flood_claims_factor
     if (
         others >= settings.flood_raters_min
@@ -512,14 +519,27 @@ def _flood_of_source(
 
 
 def _echo(
-    crowd: Crowd, policy: str, window: int, item: NewFeedback, settings: RewardSettings
+    crowd: Crowd,
+    policy: str,
+    window: int,
+    item: NewFeedback,
+    settings: RewardSettings,
+    echoed: set[str],
 ) -> int:
-    """How many identical ones there are near ``item``, itself included."""
+    """How many identical ones there are near ``item``, itself included.
+
+    Claims of one segment are one: who reads a finished conversation sends its signals together.
+    ``echoed`` has those of this segment.
+    """
     given, text = item.feedback, _text_of(item)
     who = "" if _is_telling(text) else item.rater
     # Of a copied reply the value says nothing; as what was read of it, it cannot tell two apart.
     value = given.value if item.sort == RATING else item.value
     name = _digest(given.kind.value, value, text, sorted(given.tags), given.source, who)
+    if item.sort != RATING:
+        if name in echoed:
+            return 0
+        echoed.add(name)
     times = (*crowd.echo(policy, name).times, given.event_time)[-_echoes_min(text, settings) :]
     crowd.put(CrowdKey(policy, "echo", name), Echo(window=window, times=times))
     return sum(abs(time - given.event_time) <= settings.burst_window_ms for time in times)

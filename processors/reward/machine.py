@@ -233,7 +233,9 @@ def _look_around(
     policy, closed_at = segment.policy, segment.closed_at
     held = crowd.observe(around, policy, closed_at, new, settings)
     history = mark_anomalies(history, segment.segment_id, held)
-    raters = {item.feedback.event_id: item.rater for item in new if item.sort == RATING}
+    raters = {
+        item.feedback.event_id: item.rater for item in new if item.sort == RATING and not item.guest
+    }
     if not raters:
         return history, None
     turned = turned_negative(history, segment.segment_id, raters, settings)

@@ -43,7 +43,8 @@ class Shown:
         policy: Whose reply it is about.
         window: The window its segment closed in.
         counted_in: The newest window of the policy then: late ones count there.
-        rater: Whose conversation it was given in.
+        rater: Who gave it; a guest in the name of whose conversation it was given in.
+        guest: Whether it is a guest.
         item: The feedback.
         counts: Whether it counts for its source.
         value: What it says.
@@ -63,6 +64,7 @@ class Shown:
     turned: bool = False
     agrees: bool | None = None
     counts: bool = True
+    guest: bool = False
 
     @property
     def sort(self) -> str:
@@ -129,8 +131,9 @@ class CrowdOracle(Oracle):
                 self.first.pop(place, None)
             at_first, _ = self.first.get(place, (one.at, ""))
             self.first[place] = at_first, one.event
-        new = [self._show(segment, at, place) for place in self._places(segment, before)]
-        ratings = [one for one in new if one.sort == "rating"]
+        places = self._places(segment, before)
+        new = [self._show(segment, at, place) for place in places if self._is_seen(place[0])]
+        ratings = [one for one in new if one.sort == "rating" and not one.guest]
         self.alarm = self._cohort(segment, ratings) if ratings else False
         newest = max(map(self._window, self.log))
         if newest != max(map(self._window, self.log[:-1]), default=0):
@@ -206,10 +209,16 @@ class CrowdOracle(Oracle):
     def _owner(segment: TrajectorySegment) -> str:
         return f"user {segment.user_id}" if segment.user_id else f"session {segment.session_id}"
 
+    def _is_seen(self, item: StepFeedback) -> bool:
+        believed = item.source in self.settings.verified_sources
+        return not (believed and item.kind is FeedbackKind.OUTCOME)
+
     def _show(
         self, segment: TrajectorySegment, at: int, place: tuple[StepFeedback, str, str]
     ) -> Shown:
         item, turn_id, reply = place
+        owner, name = self._owner(segment), self._rater(segment, item)
+        guest = name != owner and item.source not in self.settings.verified_sources
         window = self._window(segment)
         plain = " ".join(reply.split()).casefold()
         alive = self._alive_policy(segment.policy, SORTS[item.kind], at)
@@ -219,12 +228,13 @@ class CrowdOracle(Oracle):
             policy=segment.policy,
             window=window,
             counted_in=counted_in,
-            rater=self._owner(segment),
+            rater=f"{name} at {owner}" if guest else name,
+            guest=guest,
             item=item,
             value=item.value or 0.0,
             words=plain if len(plain) >= 20 else f"turn {turn_id}",
         )
-        one.agrees = self._agrees(one) if one.sort == "rating" else None
+        one.agrees = self._agrees(one) if one.sort == "rating" and not one.guest else None
         self.shown.append(one)
         found = self._flood(one) or self._burst(one)
         one.counts = not found
@@ -250,7 +260,7 @@ class CrowdOracle(Oracle):
         return list(entries[start:])
 
     def _alive_policy(self, policy: str, sort: str, at: int) -> list[Shown]:
-        mine = [s for s in self.shown if (s.policy, s.sort) == (policy, sort)]
+        mine = [s for s in self.shown if (s.policy, s.sort) == (policy, sort) and not s.guest]
         return self._alive(mine, at, "counted_in")
 
     # The filters
@@ -267,7 +277,8 @@ class CrowdOracle(Oracle):
         mine = [s for s in sort if s.rater == one.rater]
         own = [s for s in mine if s.counted_in in (now, before)]
         raters = {s.rater for s in recent} - {one.rater}
-        average = (len(recent) - len(own)) / len(raters) if raters else 0.0
+        theirs = [s for s in recent if s.rater != one.rater]
+        average = len(theirs) / len(raters) if raters else 0.0
         factor = settings.flood_factor if one.sort == "rating" else settings.flood_claims_factor
         if (
             len(raters) >= settings.flood_raters_min
@@ -318,6 +329,11 @@ class CrowdOracle(Oracle):
 
     def _burst(self, one: Shown) -> str:
         alike = [s for s in self.shown if s.kind_of == one.kind_of]
+        if one.sort != "rating":
+            # Of one segment the first.
+            alike = [s for n, s in enumerate(alike) if s.at not in {a.at for a in alike[:n]}]
+            if one not in alike:
+                return ""
         times = [s.item.event_time for s in self._alive(alike, one.at)]
         enough = self.settings.burst_texts if one.is_long else self.settings.burst_ratings
         last = times[-enough:]
@@ -329,7 +345,7 @@ class CrowdOracle(Oracle):
         said = [
             s
             for s in self.shown
-            if (s.policy, s.words) == (one.policy, one.words) and s.sort == "rating"
+            if (s.policy, s.words) == (one.policy, one.words) and s.sort == "rating" and not s.guest
         ]
         signs: dict[str, int] = {}
         for s in self._alive(said, one.at):
@@ -345,7 +361,7 @@ class CrowdOracle(Oracle):
 
     def _contradiction(self, one: Shown) -> str:
         settings = self.settings
-        if not settings.filter_contradiction or one.sort != "rating":
+        if not settings.filter_contradiction or one.sort != "rating" or one.guest:
             return ""
         agreed = against = 0
         newest = -1
@@ -407,7 +423,7 @@ class CrowdOracle(Oracle):
             > max(
                 s.counted_in
                 for s in self.shown
-                if (s.policy, s.sort) == (policy, "rating") and s.at <= place
+                if (s.policy, s.sort, s.guest) == (policy, "rating", False) and s.at <= place
             )
             for place, sweep in self.sweeps
         )

@@ -137,8 +137,14 @@ class Oracle:
             and item.value is not None
             and (owner.segment_id, step.turn_id) in places
             and not (is_claim and rating.at > item.event_time)
+            and not self._must_be_named(rating)
         ]
         return max(reviews)[3] if reviews else None
+
+    @staticmethod
+    def _must_be_named(rating: Rating) -> bool:
+        """Whether a review on its reply is not about it; these reviews name no request."""
+        return rating.kind in (FeedbackKind.OUTCOME, FeedbackKind.DIRECTIVE)
 
     # The filters
 

@@ -40,8 +40,10 @@ WIDE: RewardSettings = CROWDED.model_copy(
 )
 """Bounds that short logs reach, and a history that holds all there is."""
 
-CALM: RewardSettings = WIDE.model_copy(update={"filter_flood": False})
-"""Without the filter that finds most in short logs, before the others do."""
+CALM: RewardSettings = WIDE.model_copy(
+    update={"filter_flood": False, "verified_sources": ("gateway", "script")}
+)
+"""Without the filter that finds most in short logs, before the others do; names are believed."""
 
 REPLIES = (
     "Yes.",

@@ -178,6 +178,9 @@ def test_a_burst_of_identical_claims_is_held_but_for_outcomes() -> None:
         return [reward.credibility for reward in rewards(run(items))]
 
     assert sent(COPY) == [1.0] * 9 + [0.0] * 3
+    # Who reads a finished conversation sends its signals together.
+    chat = [reply(f"a{n}", feedback(f"f{n}", FeedbackKind.CONFIRMATION)) for n in range(16)]
+    assert {reward.credibility for reward in rewards(run([segment(chat)]))} == {1.0}
     assert sent(CORRECTION, text="This answer is wrong in every way") == [1.0] * 4 + [0.0] * 8
     assert sent(OUTCOME) == [1.0] * 12
 
@@ -348,6 +351,17 @@ def test_what_was_upheld_is_not_replaced_by_something_else(kind: FeedbackKind) -
     assert found.reward == (pytest.approx(0.24) if kind is COPY else 0.0)
     assert found.directives == ()
     assert len(asked(effects)) == (kind is not COPY)
+
+
+@pytest.mark.parametrize("kind", [OUTCOME, DIRECTIVE])
+def test_an_outcome_or_directive_is_decided_by_its_request_alone(kind: FeedbackKind) -> None:
+    state = RewardState()
+    run([*everybody(kind), *flood(kind)], state)
+    item = feedback("f-loud-29", kind, {OUTCOME: 1.0}.get(kind), event_time=0, text="be brief")
+    decision = review("r", 1.0, event_time=3 * HOUR_MS)
+    again = given("loud-29", "loud", item, decision, at=4 * HOUR_MS, revision=1)
+    (found,) = rewards(run([again], state))
+    assert (found.reward, found.directives) == (0.0, ())
 
 
 def test_who_decided_about_a_rating_had_not_seen_what_is_claimed_later() -> None:

@@ -189,9 +189,38 @@ def test_who_speaks_in_others_names_speaks_for_nobody_else() -> None:
     found = credibilities(run([*everybody(), *framed, *honest]))
     assert found[-5:] == [1.0] * 5
     assert found[12:-5].count(0.0) > 20
-    # One by one under a new name each, they are a flood all the same.
-    many = [named(f"y{n}", "loud", -1.0, f"made-up-{n}") for n in range(40)]
-    assert credibilities(run([*everybody(), *many])).count(0.0) == 31
+    # Under a new name each they are in nobody's average.
+    many = [named(f"y{n}", "loud", 1.0, f"made-up-{n}") for n in range(60)]
+    busy = [rated(f"b{n}", "busy", (-1.0) ** n, at=HOUR_MS + 90_000 * (n + 1)) for n in range(28)]
+    found = credibilities(run([*everybody(each=6), *many, *busy]))
+    assert found[-28:] == [1.0] * 28
+
+
+def test_guests_cost_the_user_of_a_conversation_nothing() -> None:
+    guests = [
+        segment(
+            [
+                reply(
+                    f"a{n}",
+                    *(
+                        thumb(f"f{n}-{i}", -1.0, event_time=60_000 * i, user_id=f"guest-{i}")
+                        for i in range(n, 40, 4)
+                    ),
+                )
+            ],
+            segment_id=f"shared-{n}",
+            user_id="alice",
+            closed_at=HOUR_MS + n,
+        )
+        for n in range(4)
+    ]
+    own = [rated(f"own-{n}", "alice", 1.0, at=HOUR_MS + 90_000 * (n + 1)) for n in range(5)]
+    assert credibilities(run([*everybody(), *guests, *own]))[12:] == [1.0] * 9
+
+
+def test_people_who_talk_through_one_user_of_a_platform_are_no_flood() -> None:
+    people = [named(f"p{n}", "bot", (-1.0) ** n, f"person-{n}") for n in range(120)]
+    assert 0.0 not in credibilities(run([*everybody(), *people]))
 
 
 def test_names_given_by_a_source_that_is_verified_are_raters_of_their_own() -> None:
