@@ -37,7 +37,9 @@ def _installed() -> Path:
             with tempfile.TemporaryDirectory(dir=root) as scratch:
                 unpacked = Path(scratch) / "registry"
                 with tarfile.open(_fetch(Path(scratch) / "repository")) as archive:
-                    archive.extractall(unpacked, filter="data")
+                    # As an argument it is not known to Python 3.11.0 to 3.11.3.
+                    archive.extraction_filter = getattr(tarfile, "data_filter", None)
+                    archive.extractall(unpacked)
                 shutil.move(unpacked, target)
     return target
 

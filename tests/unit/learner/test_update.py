@@ -325,8 +325,9 @@ def test_the_gradient_is_that_of_the_textbook_loss() -> None:
         for position in one.positions:
             loss = loss - reward * logprobs[position - 1, ids[position]] / 3
     expected = torch.autograd.grad(loss, learner.network.adapter_parameters())
+    # Sums of floats: how they are added up depends on the processor.
     for ours, theirs in zip(got, expected, strict=True):
-        torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=1e-3)
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-3)
 
 
 def test_the_value_loss_reaches_the_adapter_only_if_told_to() -> None:
