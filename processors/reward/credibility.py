@@ -201,6 +201,8 @@ def amend(history: History, segment: TrajectorySegment, replies: Sequence[Shown]
         segment: The segment.
         replies: What it shows (``shown``).
     """
+    if not replies and history == History():
+        return history
     decided = _decisions(segment, replies)
     if decided or history.decisions:
         decisions = [d for d in history.decisions if d.segment_id != segment.segment_id]
@@ -209,8 +211,8 @@ def amend(history: History, segment: TrajectorySegment, replies: Sequence[Shown]
         history = replace(history, decisions=tuple(decisions))
     return replace(
         history,
-        opinions=_amended(history.opinions, segment, _opinions(segment, replies)),
-        claims=_amended(history.claims, segment, _claims(segment, replies)),
+        opinions=_amended(history.opinions, segment, _opinions(segment, _ratings(replies))),
+        claims=_amended(history.claims, segment, _opinions(segment, _claims(replies))),
     )
 
 
@@ -223,7 +225,7 @@ def _amended(
     kept = [o for o in before if o.segment_id != segment.segment_id]
     # What is kept is in order.
     if new:
-        kept += [_as_known(o, known.get(_identity(o))) for o in new]
+        kept += [_as_known(o, known.get(_identity_of(o))) for o in new]
         kept.sort(key=opinion_order)
     return tuple(kept)
 
@@ -232,14 +234,16 @@ Identity = str | tuple[str, str, FeedbackKind]
 """The id of a rating; the reply, rater and kind of a claim: sent again it says nothing new."""
 
 
-def _identity(opinion: Opinion) -> Identity:
-    if opinion.kind is None:
-        return opinion.event_id
-    return opinion.turn_id, opinion.rater, opinion.kind
+def _identity(event_id: str, turn_id: str, rater: str, kind: FeedbackKind | None) -> Identity:
+    return event_id if kind is None else (turn_id, rater, kind)
+
+
+def _identity_of(opinion: Opinion) -> Identity:
+    return _identity(opinion.event_id, opinion.turn_id, opinion.rater, opinion.kind)
 
 
 def _of_segment(opinions: Iterable[Opinion], segment: TrajectorySegment) -> dict[Identity, Opinion]:
-    return {_identity(o): o for o in opinions if o.segment_id == segment.segment_id}
+    return {_identity_of(o): o for o in opinions if o.segment_id == segment.segment_id}
 
 
 TELLING = frozenset({FeedbackKind.OUTCOME, FeedbackKind.DIRECTIVE})
@@ -285,20 +289,10 @@ def new_feedback(
     """The ratings in ``segment`` that ``history`` has not seen, in the order shown, then claims."""
     known = _of_segment((*history.opinions, *history.claims), segment)
     owner = default_rater(segment)
-    given = [
-        (item, value, on, RATING)
-        for on in replies
-        for item, value in on.ratings.values()
-        if item.event_id not in known
-    ]
-    given += [
-        (item, value, on, CLAIMS[kind])
-        for on in replies
-        for (who, kind), (item, value) in on.claims.items()
-        if (on.turn_id, who, kind) not in known
-    ]
     found: list[NewFeedback] = []
-    for item, value, on, sort in given:
+    for on, who, kind, item, value in (*_ratings(replies), *_claims(replies)):
+        if _identity(item.event_id, on.turn_id, who, kind) in known:
+            continue
         rater, guest = counted_for(item, owner, settings)
         found.append(
             NewFeedback(
@@ -307,11 +301,16 @@ def new_feedback(
                 rater=rater,
                 turn_id=on.turn_id,
                 reply=on.reply,
-                sort=sort,
+                sort=_sort(kind),
                 guest=guest,
             )
         )
     return tuple(found)
+
+
+def _sort(kind: FeedbackKind | None) -> str:
+    """What a claim of this kind, or a rating, is counted with."""
+    return RATING if kind is None else CLAIMS[kind]
 
 
 def mark_anomalies(history: History, segment_id: str, held: Mapping[str, Anomaly]) -> History:
@@ -438,25 +437,25 @@ def _replies(
         yield reply.turn_id, reply.reply, reply.feedback, False
 
 
-def _opinions(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Opinion]:
+Said = tuple[Shown, str, FeedbackKind | None, StepFeedback, float]
+"""A reply, a rater, the kind of a claim (None of a rating), the feedback and what it says."""
+
+
+def _ratings(replies: Sequence[Shown]) -> list[Said]:
     return [
-        Opinion(
-            event_id=item.event_id,
-            segment_id=segment.segment_id,
-            session_id=segment.session_id,
-            turn_id=on.turn_id,
-            rater=who,
-            value=value,
-            event_time=item.event_time,
-            closed_at=segment.closed_at,
-            user_id=item.user_id or segment.user_id,
-        )
-        for on in replies
-        for who, (item, value) in on.ratings.items()
+        (on, who, None, item, value) for on in replies for who, (item, value) in on.ratings.items()
     ]
 
 
-def _claims(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Opinion]:
+def _claims(replies: Sequence[Shown]) -> list[Said]:
+    return [
+        (on, who, kind, item, value)
+        for on in replies
+        for (who, kind), (item, value) in on.claims.items()
+    ]
+
+
+def _opinions(segment: TrajectorySegment, said: Iterable[Said]) -> list[Opinion]:
     return [
         Opinion(
             event_id=item.event_id,
@@ -470,8 +469,7 @@ def _claims(segment: TrajectorySegment, replies: Sequence[Shown]) -> list[Opinio
             user_id=item.user_id or segment.user_id,
             kind=kind,
         )
-        for on in replies
-        for (who, kind), (item, value) in on.claims.items()
+        for on, who, kind, item, value in said
     ]
 
 
@@ -603,13 +601,13 @@ def _anomalies(opinions: Iterable[Opinion]) -> list[Group]:
     found: dict[tuple[str, str, str], list[Opinion]] = {}
     for opinion in opinions:
         if opinion.anomaly is not None:
-            sort = RATING if opinion.kind is None else CLAIMS[opinion.kind]
-            found.setdefault((opinion.segment_id, opinion.anomaly[0], sort), []).append(opinion)
+            group = opinion.segment_id, opinion.anomaly[0], _sort(opinion.kind)
+            found.setdefault(group, []).append(opinion)
     groups: list[Group] = []
-    for (_, name, _), group in found.items():
-        numbers = group[-1].anomaly
+    for (_, name, _), together in found.items():
+        numbers = together[-1].anomaly
         assert numbers is not None
-        groups.append((tuple(group), name, f"anomaly ({name}): {numbers[1]}"))
+        groups.append((tuple(together), name, f"anomaly ({name}): {numbers[1]}"))
     return groups
 
 

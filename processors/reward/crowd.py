@@ -46,7 +46,7 @@ from dataclasses import dataclass, field
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streams.contracts import StepFeedback
+from streams.contracts import FeedbackKind, StepFeedback
 from streams.settings import RewardSettings
 
 MIN_WORDS_CHARS = 20
@@ -324,8 +324,8 @@ class Crowd:
         return entry if isinstance(entry, Words) else Words()
 
 
-RATING, OUTCOME = "rating", "outcome"
-"""Sorts of feedback, beside those of ``formulas.CLAIMS``."""
+RATING = "rating"
+"""The sort of thumbs and ratings, beside those of ``formulas.CLAIMS``."""
 
 
 class NewFeedback(Struct, frozen=True, kw_only=True, gc=False):
@@ -392,11 +392,12 @@ def observe(
     held: dict[str, Anomaly] = {}
     echoed: set[str] = set()
     for item in given:
-        if item.sort == OUTCOME and item.feedback.source in settings.verified_sources:
+        is_outcome = item.feedback.kind is FeedbackKind.OUTCOME
+        if is_outcome and item.feedback.source in settings.verified_sources:
             continue
-        _count(crowd, policy, window, item)
-        anomaly = _flood_of_rater(crowd, policy, window, item, settings)
-        if item.sort != OUTCOME:
+        whole, rater = _count(crowd, policy, window, item)
+        anomaly = _flood_of_rater(whole, rater, item, settings)
+        if not is_outcome:
             echoes = _echo(crowd, policy, window, item, settings, echoed)
             anomaly = anomaly or _burst(item, echoes, settings)
             if anomaly is None:
@@ -409,14 +410,18 @@ def observe(
     return held
 
 
-def _count(crowd: Crowd, policy: str, window: int, item: NewFeedback) -> None:
+def _count(
+    crowd: Crowd, policy: str, window: int, item: NewFeedback
+) -> tuple[PolicyCount, RaterCount]:
     of_policy, of_rater = item.key(policy, "policy"), item.key(policy, "rater")
     whole, rater = _rolled(crowd.policy(of_policy), window), crowd.rater(of_rater)
     if not item.guest:
         raters = _moved(whole.raters, rater.window, whole.window)
         whole = replace(whole, ratings=(whole.ratings[0] + 1, whole.ratings[1]), raters=raters)
         crowd.put(of_policy, whole)
-    crowd.put(of_rater, _rated(rater, whole.window))
+    rater = _rated(rater, whole.window)
+    crowd.put(of_rater, rater)
+    return whole, rater
 
 
 def _rolled(whole: PolicyCount, window: int) -> PolicyCount:
@@ -473,12 +478,10 @@ def _source_rolled(source: SourceCount, window: int, settings: RewardSettings) -
 
 
 def _flood_of_rater(
-    crowd: Crowd, policy: str, window: int, item: NewFeedback, settings: RewardSettings
+    whole: PolicyCount, rater: RaterCount, item: NewFeedback, settings: RewardSettings
 ) -> Anomaly | None:
     if not settings.filter_flood:
         return None
-    rater = crowd.rater(item.key(policy, "rater"))
-    whole = _rolled(crowd.policy(item.key(policy, "policy")), window)
     mine, others, theirs = rater.ratings + rater.before, sum(whole.raters), sum(whole.ratings)
     if not item.guest:
         others, theirs = others - 1, theirs - mine
@@ -792,7 +795,6 @@ def _digest(*parts: object) -> str:
 
 
 __all__ = [
-    "OUTCOME",
     "RATING",
     "Anomaly",
     "Cohort",

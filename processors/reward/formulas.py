@@ -839,15 +839,12 @@ def _score(
     failures = (*context.failures, *failed)
     reward = composite(components, renormalise=settings.renormalise)
     opinions = context.opinions
-    weighed = [
-        *((i, context.credibility.get(i.event_id, BELIEVED)) for i, _ in opinions.values()),
-        *context.claims,
-    ]
-    beliefs = [belief for _, belief in weighed]
+    ratings = [(i, context.credibility.get(i.event_id, BELIEVED)) for i, _ in opinions.values()]
+    weighed = [*ratings, *context.claims]
     reasons = (
         _sum_line(components, reward, settings),
         *(f"{c.name}: {'; '.join(c.evidence)}" for c in components if c.evidence),
-        *(belief.reason for belief in beliefs if belief.reason is not None),
+        *(belief.reason for _, belief in weighed if belief.reason is not None),
         *(f"{FAILED_PLUGIN}{failure.plugin}: {failure.error}" for failure in failures),
         *_remarks(step, context),
         *_overruled(context),
@@ -855,7 +852,7 @@ def _score(
     return StepReward(
         turn_id=step.turn_id,
         reward=reward,
-        credibility=_credibility(context, beliefs[: len(opinions)]),
+        credibility=_credibility(ratings or context.claims),
         components=components,
         reasons=reasons,
         directives=_directives(context),
@@ -872,10 +869,9 @@ def _score(
     )
 
 
-def _credibility(context: StepContext, of_ratings: Sequence[Credibility]) -> float:
-    """The mean weight of the ratings; where there are none, of other feedback that was weighed."""
-    weights = [b.weight for b in of_ratings or [belief for _, belief in context.claims]]
-    return math.fsum(weights) / len(weights) if weights else 1.0
+def _credibility(weighed: Sequence[tuple[StepFeedback, Credibility]]) -> float:
+    """The mean weight of what was weighed."""
+    return math.fsum(belief.weight for _, belief in weighed) / len(weighed) if weighed else 1.0
 
 
 def _plugin_components(

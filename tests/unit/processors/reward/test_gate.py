@@ -24,7 +24,7 @@ from processors.reward.signals import MAX_RULE_CHARS, Signal, by_rules, normalis
 from processors.runtime.topics import Cluster
 from streams.metrics import ProcessorMetrics
 from streams.settings import RewardSettings, Settings
-from tests.unit.processors.reward import labelled
+from tests.unit.processors.reward import labelled, learning
 from tests.unit.processors.reward.labelled import load
 from tests.unit.processors.reward.test_signals import CHINESE, ENGLISH
 
@@ -35,21 +35,7 @@ COMPILED = list(map(re.compile, PATTERNS))
 MASKS = [
     re.compile("|".join(f"(?:{mask})" for mask in (QUOTED, *rules.masks))) for rules in RULE_SETS
 ]
-WRITTEN = labelled.FILE.with_name("written.tsv")
-REPEATED = labelled.FILE.with_name("repeated.tsv")
-FILES = (
-    labelled.FILE,
-    labelled.LATER,
-    labelled.LAST,
-    labelled.REPLIED,
-    labelled.UNSEEN,
-    labelled.FINAL,
-    labelled.TUNING,
-    labelled.CHECKING,
-    *labelled.OTHER_HANDS,
-    WRITTEN,
-    REPEATED,
-)
+FILES = (*learning.FILES, labelled.FILE.with_name("repeated.tsv"))
 
 
 def texts_of(files: Iterable[Path]) -> list[str]:
