@@ -11,18 +11,15 @@ from processors.reward.crowd import RaterCount
 from processors.reward.formulas import CLAIMS, SIGNAL_KINDS, score_again
 from processors.reward.machine import (
     Effect,
-    EmitReview,
     EmitScored,
     Observed,
     RewardState,
     restore,
-    step,
     take_changes,
 )
 from streams.contracts import (
     BranchReply,
     FeedbackKind,
-    ReviewRequest,
     StepFeedback,
     StepReward,
     TrajectorySegment,
@@ -37,6 +34,8 @@ from tests.unit.processors.reward.builders import (
     segment,
     thumb,
 )
+from tests.unit.processors.reward.test_crowd import asked, scored
+from tests.unit.processors.reward.test_crowd import run as run_with
 
 COPY, DWELL, OUTCOME = FeedbackKind.COPY, FeedbackKind.DWELL, FeedbackKind.OUTCOME
 CORRECTION, DIRECTIVE = FeedbackKind.CORRECTION, FeedbackKind.DIRECTIVE
@@ -46,21 +45,11 @@ MINUTE_MS = 60_000
 def run(
     segments: Iterable[TrajectorySegment], state: RewardState | None = None, **settings: Any
 ) -> list[Effect]:
-    effects: list[Effect] = []
-    state = state or RewardState()
-    for item in segments:
-        state, new = step(state, item, RewardSettings(**({"flood_claims_factor": 5.0} | settings)))
-        effects.extend(new)
-    return effects
+    return run_with(segments, state, **({"flood_claims_factor": 5.0} | settings))
 
 
 def rewards(effects: Iterable[Effect]) -> list[StepReward]:
-    scored = [effect.scored for effect in effects if isinstance(effect, EmitScored)]
-    return [reward for item in scored for reward in item.rewards]
-
-
-def asked(effects: Iterable[Effect]) -> list[ReviewRequest]:
-    return [effect.review for effect in effects if isinstance(effect, EmitReview)]
+    return [reward for item in scored(effects) for reward in item.rewards]
 
 
 def given(
